@@ -1,0 +1,273 @@
+//! The port: what rlock asks of a store, and what a store can answer. It names no store but in [`open`].
+//!
+//! An `Err` never means *no*: "held by another" and "gone" are answers. [`Trouble::Unknown`] means *not known*: the
+//! operation may or may not have been done. Every operation may be repeated with the same claim id.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::claim::{Answer, Ask, ClaimId, Condemnation, Dropped, Entry, Renew, Renewal};
+use crate::clock::Boot;
+
+/// What is locked: 1 to 512 bytes of UTF-8 without control characters and without `:rlock1:`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(String);
+
+/// The greatest length of a key, in bytes.
+pub const LONGEST_KEY: usize = 512;
+/// The greatest length of a claim's record, in bytes.
+pub const LONGEST_RECORD: usize = 1024;
+
+impl Key {
+    /// The key that `text` names, or why it cannot be one: the rest of the sentence "the key …".
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text.is_empty() {
+            return Err("is empty; it must have 1 to 512 bytes".into());
+        }
+        if text.len() > LONGEST_KEY {
+            return Err(format!("has {} bytes; at most {LONGEST_KEY} are allowed", text.len()));
+        }
+        if text.chars().any(char::is_control) {
+            return Err("has a control character; only printable text is allowed".into());
+        }
+        if text.contains(":rlock1:") {
+            return Err("contains `:rlock1:`, which rlock keeps for its own keys".into());
+        }
+        if text.contains(['{', '}']) && hash_tag(text).is_none() {
+            return Err("has a brace but no usable Redis hash tag; write `{tag}` with something between the first \
+                        braces, or no brace at all"
+                .into());
+        }
+        Ok(Self(text.to_owned()))
+    }
+
+    /// The key as it was typed.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The key's Redis hash tag, which alone decides its slot.
+    pub fn hash_tag(&self) -> Option<&str> {
+        hash_tag(&self.0)
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What stands between the first `{` and the next `}` after it, as Redis Cluster reads it, if that is not empty.
+fn hash_tag(text: &str) -> Option<&str> {
+    let open = text.find('{')?;
+    let rest = &text[open + 1..];
+    let close = rest.find('}')?;
+    // A brace before the tag would end or begin a tag in a side key that appends one.
+    (close > 0 && !text[..open].contains('}')).then(|| &rest[..close])
+}
+
+/// What a store can do. A request that goes beyond it is refused (78) with the store's reason.
+#[derive(Clone, Debug)]
+pub struct Can {
+    /// The least lease it keeps.
+    pub least_ttl: Duration,
+    /// The greatest lease it keeps.
+    pub greatest_ttl: Duration,
+    /// Which limits it keeps.
+    pub limits: Limits,
+    /// Whether waiters are served in the order in which they came.
+    pub ordered: bool,
+    /// Whether a claim can be condemned.
+    pub condemn: bool,
+    /// How far it reaches, for people: "this host", "every host that uses the server".
+    pub reach: &'static str,
+}
+
+/// The limits that a store keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limits {
+    /// One holder only.
+    Exclusive,
+    /// One holder, or any number.
+    ExclusiveAndShared,
+    /// Every limit.
+    Any,
+}
+
+/// Ends a store's request, or its wait, from another thread: what it does at that moment answers
+/// [`Trouble::Interrupted`], and so does everything it begins until the cancel is cleared.
+#[derive(Clone, Debug)]
+pub struct Cancel(Arc<EventFd>);
+
+impl Cancel {
+    /// A cancel that has not fired.
+    pub fn new() -> io::Result<Self> {
+        let fd = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        Ok(Self(Arc::new(fd)))
+    }
+
+    /// Fires. Never blocks.
+    pub fn fire(&self) {
+        // It fails only where the counter is full, and then it has fired already.
+        let _ = self.0.write(1);
+    }
+
+    /// Makes the store usable again.
+    pub fn clear(&self) {
+        // It fails only where it had not fired.
+        let _ = self.0.read();
+    }
+}
+
+impl AsFd for Cancel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// No answer in time, or the connection failed: not known whether it was done. Asking again is safe.
+    Unknown(String),
+    /// The store answered that it cannot do this just now; nothing was done. Asking again may help.
+    Later(String),
+    /// The login or a right is missing; the text says what to add.
+    Refused(String),
+    /// This is not a store that can do what was asked.
+    Config(String),
+    /// The [`Cancel`] fired before there was an answer.
+    Interrupted,
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown(text) | Self::Later(text) | Self::Refused(text) | Self::Config(text) => f.write_str(text),
+            Self::Interrupted => f.write_str("interrupted"),
+        }
+    }
+}
+
+/// The answer of a store, or why there is none.
+pub type Reply<T> = Result<T, Trouble>;
+
+/// What a look finds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// Those who hold; a lease that ran out is left out.
+    pub holders: Vec<Entry>,
+    /// Those who wait, oldest first; those whose heartbeat ran out are left out.
+    pub queue: Vec<Entry>,
+    /// Those of them that are condemned.
+    pub condemned: Vec<ClaimId>,
+    /// The last number given, 0 if none is known.
+    pub number: u64,
+    /// What holds the key, if that is not rlock's.
+    pub foreign: Option<Foreign>,
+    /// The store's clock, in milliseconds since 1970.
+    pub now_ms: u64,
+}
+
+impl Look {
+    /// Whether nobody holds the key.
+    pub fn is_free(&self) -> bool {
+        self.holders.is_empty() && self.foreign.is_none()
+    }
+}
+
+/// Something that holds the key and is not rlock's, or a newer rlock's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Foreign {
+    /// What it is, in the store's words: `string`, `hash`, `list`, …
+    pub kind: String,
+    /// What it is, in words for people: "a string of another program", "a newer rlock's lock".
+    pub what: String,
+    /// Its value as far as it is shown, unescaped; empty where it was not read.
+    pub value: Vec<u8>,
+    /// What is left of it; none where it has no end.
+    pub left: Option<Duration>,
+    /// The store's own mark of what was shown, compared before it is removed; empty where it cannot be removed.
+    pub seen: Vec<u8>,
+}
+
+/// One key of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The key.
+    pub key: Key,
+    /// What is known of it.
+    pub look: Look,
+}
+
+/// A store of claims. Requests end at `by`, an instant of the local clock, with or without an answer; a
+/// [`Trouble::Interrupted`] ends them sooner. Not shared between threads: each has a store of its own.
+pub trait Store: Send {
+    /// What it can do.
+    fn can(&self) -> Can;
+
+    /// Its name for messages and reports, without secrets.
+    fn name(&self) -> String;
+
+    /// Asks for the key. See [`crate::claim::Step::ask`].
+    fn ask(&mut self, key: &Key, ask: &Ask, by: Boot) -> Reply<Answer>;
+
+    /// Extends a lease. See [`crate::claim::Step::renew`].
+    fn renew(&mut self, key: &Key, renew: &Renew, by: Boot) -> Reply<Renewal>;
+
+    /// Releases, leaves the queue, removes. See [`crate::claim::Step::drop_claim`]. Where an earlier request of this
+    /// store was never answered, the drop is first sent after it on the same connection, so that it comes later.
+    fn drop_claim(&mut self, key: &Key, id: ClaimId, ttl: Duration, by: Boot) -> Reply<Dropped>;
+
+    /// A holder's last word. See [`crate::claim::Step::finish`].
+    fn finish(&mut self, key: &Key, id: ClaimId, left: Duration, ttl: Duration, by: Boot) -> Reply<Renewal>;
+
+    /// Marks a claim. See [`crate::claim::Step::condemn`].
+    fn condemn(&mut self, key: &Key, id: ClaimId, ttl: Duration, by: Boot) -> Reply<Condemnation>;
+
+    /// Plain reads; changes nothing and needs no right to write.
+    fn look(&mut self, key: &Key, by: Boot) -> Reply<Look>;
+
+    /// Calls `each` with every key that `pattern` (a glob; none for all) matches and that somebody holds or waits
+    /// for, in no order, until it returns false. A step that takes longer than `step` without an answer ends it.
+    fn list(&mut self, pattern: Option<&str>, step: Duration, each: &mut dyn FnMut(Listed) -> bool) -> Reply<()>;
+
+    /// Removes what is not rlock's, only if it is still what was shown. False where it has changed.
+    fn remove_foreign(&mut self, key: &Key, shown: &Foreign, by: Boot) -> Reply<bool>;
+
+    /// Blocks until something may have changed for this claim (true) or until `until` (false). A hint, nothing more.
+    fn wait(&mut self, key: &Key, id: ClaimId, until: Boot) -> Reply<bool>;
+
+    /// The last measured time from a request to its answer.
+    fn round_trip(&self) -> Option<Duration>;
+
+    /// Whether the next request goes over a connection that has answered before.
+    fn is_connected(&self) -> bool;
+
+    /// Closes the connection, if there is one: the next request begins on a new one.
+    fn disconnect(&mut self);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_checked() {
+        for good in ["a", "job:backup", "mit leer zeichen", "it's \"quoted\"", "schlüssel", "{tags}", "a{b}c", "a{b}{"]
+        {
+            assert!(Key::parse(good).is_ok(), "{good}");
+        }
+        assert!(Key::parse(&"x".repeat(512)).is_ok());
+        for bad in ["", "a\nb", "a\u{7f}", "a\u{85}b", "x:rlock1:y", "a}b", "{}a", "a{b", "a{}b", "}{a}"] {
+            assert!(Key::parse(bad).is_err(), "{bad:?}");
+        }
+        assert!(Key::parse(&"x".repeat(513)).unwrap_err().contains("513"));
+    }
+}
