@@ -100,8 +100,8 @@ mod tests {
         assert_eq!(grace(ttl), MS(5000));
         assert_eq!(renew_every(ttl), MS(10_000));
         assert_eq!(try_limit(ttl, None, true), MS(2000));
-        let unnoticed = ttl - renew_every(ttl) - grace(ttl) - slack(ttl) - margin(ttl) - try_limit(ttl, None, true);
-        assert_eq!(unnoticed, MS(12_398));
+        let noticed = renew_every(ttl) + grace(ttl) + slack(ttl) + margin(ttl) + try_limit(ttl, None, true);
+        assert_eq!(noticed + MS(12_398), ttl);
     }
 
     #[test]
@@ -118,6 +118,6 @@ mod tests {
     fn the_waiters_constants_fit_each_other() {
         assert!(REFRESH < WINDOW && WINDOW < HEARTBEAT);
         assert_eq!(HEARTBEAT + WINDOW + REFRESH, Duration::from_secs(14));
-        assert!(grace(LEAST_TTL) + slack(LEAST_TTL) + margin(LEAST_TTL) < LEAST_TTL - renew_every(LEAST_TTL));
+        assert!(renew_every(LEAST_TTL) + grace(LEAST_TTL) + slack(LEAST_TTL) + margin(LEAST_TTL) < LEAST_TTL);
     }
 }
