@@ -3,5 +3,6 @@ pub mod claim;
 pub mod clock;
 pub mod error;
 pub mod exit;
+pub mod lease;
 pub mod store;
 pub mod timing;
