@@ -249,12 +249,3 @@ fn by_the_tests_clock(reply: &mut Reply, expected: &Reply, real_ms: u64, now_ms:
         *lapse = *right;
     }
 }
-
-#[test]
-fn the_script_is_known_by_its_name() {
-    let server = Server::start();
-    let mut connection = server.connect();
-    let name: String =
-        redis::cmd("SCRIPT").arg("LOAD").arg(script::SOURCE).query(&mut connection).expect("SCRIPT LOAD");
-    assert_eq!(name, script::SHA1, "set SHA1 in script.rs to {name}");
-}

@@ -160,8 +160,13 @@ impl Drop for Server {
     }
 }
 
-/// A port of 127.0.0.1 that nobody listens on just now.
+/// A port of 127.0.0.1 that nobody listens on just now. A cluster's own port, 10000 above it, is one too.
 pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("its address").port()
+    loop {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = listener.local_addr().expect("its address").port();
+        if port < 55_000 {
+            return port;
+        }
+    }
 }
