@@ -530,3 +530,38 @@ impl Step<'_> {
         self.events.push(Event { what, entry });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_32_lower_case_digits() {
+        let id = ClaimId::from_bits(0xab);
+        assert_eq!(id.to_string(), format!("{}ab", "0".repeat(30)));
+        assert_eq!(ClaimId::parse(&id.to_string()), Some(id));
+        for bad in ["", "ab", &"A".repeat(32), &"0".repeat(33), &format!("+{}", "0".repeat(31)), &"é".repeat(16)] {
+            assert_eq!(ClaimId::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn limits_count_the_claim_itself() {
+        assert!(Limit::EXCLUSIVE.allows(1) && !Limit::EXCLUSIVE.allows(2) && Limit::EXCLUSIVE.is_exclusive());
+        assert!(Limit::of(3).allows(3) && !Limit::of(3).allows(4) && !Limit::of(3).is_exclusive());
+        assert!(Limit::SHARED.allows(usize::MAX));
+        assert_eq!((Limit::of(0), u32::from(Limit::SHARED), u32::from(Limit::of(7))), (Limit::SHARED, 0, 7));
+    }
+
+    #[test]
+    fn the_state_survives_its_text() {
+        let mut state = State::default();
+        let record = r#""host":"a""#.to_owned();
+        let id = ClaimId::from_bits(7);
+        let ask = Ask { id, limit: Limit::of(2), ttl_ms: 2_000, process: true, wait: true, record };
+        state.at(5_000_000).ask(&ask);
+        state.at(5_000_000).condemn(id, 2_000);
+        let text = serde_json::to_string(&state).expect("JSON");
+        assert_eq!(serde_json::from_str::<State>(&text).expect("the state"), state);
+    }
+}

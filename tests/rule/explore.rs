@@ -2,7 +2,7 @@
 //! lost, clients that stop at any point, condemning and forcing. After each operation the laws are checked, and that
 //! no client that still goes by its own deadline has lost its place among the holders.
 //!
-//! `RLOCK_EXPLORE=n` gives each setup `n` more of everything that it counts at all; 1 takes many minutes.
+//! `RLOCK_EXPLORE=n` gives each setup `n` more of everything that it counts at all; 1 takes very long.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -109,7 +109,7 @@ local function save()
   redis.call('PEXPIREAT', KEY, int(last))
 end
 
--- The number outlives the lock by a week. Whoever lists the locks looks for this key, so it stands while any claim does.
+-- The number outlives the lock by a week. Locks are listed by this key, so it stands while any claim does.
 local function keep_number(given)
   if given then
     number = given
