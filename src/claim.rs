@@ -265,7 +265,7 @@ pub enum What {
     Acquired,
     /// Granted by somebody else's operation: to be woken.
     Served,
-    /// Dropped, or finished and its time is over.
+    /// Dropped, or finished: its entry then has the end it was given.
     Released,
     /// Taken again by a renewal.
     Restored,
@@ -392,20 +392,29 @@ impl Step<'_> {
     pub fn finish(&mut self, id: ClaimId, left_ms: u64, ttl_ms: u64) -> Renewal {
         self.serve();
         let condemned = self.trace(id).map(|trace| trace.condemned);
-        let place = self.holding(id);
-        let (Some(at), None) = (place, condemned) else {
+        let place = self.holding(id).filter(|_| condemned != Some(true));
+        let Some(at) = place else {
             self.remove(id, ttl_ms);
             self.serve();
             return if condemned == Some(true) { Renewal::Condemned } else { Renewal::Gone };
         };
-        let end = self.now_ms() + left_ms;
+        let mut end = self.now_ms() + left_ms;
         let held = &mut self.state.holders[at];
+        // A holder with a tombstone has said its last word before: the answer was lost, or this one is late.
+        let repeated = condemned.is_some();
+        if repeated {
+            end = end.min(held.until_ms);
+        }
         let stands = held.until_ms.max(end) + TOMBSTONE_MS;
         held.until_ms = end;
         held.process = false;
+        let held = held.clone();
+        if !repeated {
+            self.happened(What::Released, held);
+        }
         self.mark(id, stands, false);
         self.serve();
-        Renewal::Renewed { left_ms, restored: false }
+        Renewal::Renewed { left_ms: end - self.now_ms(), restored: false }
     }
 
     /// Marks a claim: it can renew no more. `ttl_ms` is the lease it was seen with.
@@ -440,7 +449,9 @@ impl Step<'_> {
         while let Some(at) = self.state.holders.iter().position(|held| held.until_ms <= now) {
             let held = self.state.holders.remove(at);
             let finished = self.trace(held.id).is_some_and(|trace| !trace.condemned);
-            self.happened(if finished { What::Released } else { What::Lost }, held);
+            if !finished {
+                self.happened(What::Lost, held);
+            }
         }
         while let Some(head) = self.state.queue.first() {
             if head.until_ms <= now {
@@ -517,5 +528,40 @@ impl Step<'_> {
 
     fn happened(&mut self, what: What, entry: Entry) {
         self.events.push(Event { what, entry });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_32_lower_case_digits() {
+        let id = ClaimId::from_bits(0xab);
+        assert_eq!(id.to_string(), format!("{}ab", "0".repeat(30)));
+        assert_eq!(ClaimId::parse(&id.to_string()), Some(id));
+        for bad in ["", "ab", &"A".repeat(32), &"0".repeat(33), &format!("+{}", "0".repeat(31)), &"é".repeat(16)] {
+            assert_eq!(ClaimId::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn limits_count_the_claim_itself() {
+        assert!(Limit::EXCLUSIVE.allows(1) && !Limit::EXCLUSIVE.allows(2) && Limit::EXCLUSIVE.is_exclusive());
+        assert!(Limit::of(3).allows(3) && !Limit::of(3).allows(4) && !Limit::of(3).is_exclusive());
+        assert!(Limit::SHARED.allows(usize::MAX));
+        assert_eq!((Limit::of(0), u32::from(Limit::SHARED), u32::from(Limit::of(7))), (Limit::SHARED, 0, 7));
+    }
+
+    #[test]
+    fn the_state_survives_its_text() {
+        let mut state = State::default();
+        let record = r#""host":"a""#.to_owned();
+        let id = ClaimId::from_bits(7);
+        let ask = Ask { id, limit: Limit::of(2), ttl_ms: 2_000, process: true, wait: true, record };
+        state.at(5_000_000).ask(&ask);
+        state.at(5_000_000).condemn(id, 2_000);
+        let text = serde_json::to_string(&state).expect("JSON");
+        assert_eq!(serde_json::from_str::<State>(&text).expect("the state"), state);
     }
 }

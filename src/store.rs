@@ -3,6 +3,8 @@
 //! An `Err` never means *no*: "held by another" and "gone" are answers. [`Trouble::Unknown`] means *not known*: the
 //! operation may or may not have been done. Every operation may be repeated with the same claim id.
 
+pub mod redis;
+
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

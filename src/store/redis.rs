@@ -1,0 +1,3 @@
+//! The Redis store.
+
+pub mod script;
