@@ -51,7 +51,8 @@ fn a_peer_that_accepts_and_says_nothing() {
 #[test]
 fn a_server_that_is_frozen_during_a_request_and_goes_on() {
     let server = Server::start();
-    for url in [server.url(), server.unix_url()] {
+    let by_name = format!("redis://localhost:{}", server.port());
+    for url in [server.url(), by_name, server.unix_url()] {
         let (mut store, _) = open(&url);
         assert!(matches!(store.ask(&key("k"), &ask(1, false), ample()), Ok(Answer::Granted { .. })));
         server.freeze();
