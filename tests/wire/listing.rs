@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use rlock::claim::{Answer, Limit};
+use rlock::claim::{Answer, Entry, Limit};
+use rlock::store::redis::script::{Call, entry_text};
 use rlock::store::{Listed, Store, Trouble};
 
 use crate::kit::{TTL, ample, ask, id, key, open};
@@ -49,6 +50,51 @@ fn a_look_shows_holders_waiters_and_marks() {
     assert!(lost.what.contains("lost") && lost.seen.is_empty() && lost.left.is_some());
     cancel.fire();
     assert_eq!(store.look(&key("k"), ample()), Err(Trouble::Interrupted));
+}
+
+#[test]
+fn what_has_run_out_is_left_out() {
+    let server = Server::start();
+    let (mut store, _) = open(&server.url());
+    let now_ms = store.look(&key("k"), ample()).unwrap().now_ms;
+    let text = |bits, until_ms| {
+        let (limit, process, record) = (Limit::EXCLUSIVE, true, String::new());
+        let entry = Entry { id: id(bits), limit, process, number: 5, since_ms: 1, until_ms, ttl_ms: 1, record };
+        entry_text(&entry)
+    };
+    let mut put = redis::pipe();
+    put.cmd("SET").arg("k").arg(text(1, now_ms - 1)).ignore();
+    for (bits, until_ms) in [(2, now_ms - 1), (3, now_ms + 60_000)] {
+        put.cmd("ZADD").arg("k:rlock1:queue:{k}").arg(bits).arg(id(bits).to_string()).ignore();
+        put.cmd("HSET").arg("k:rlock1:waiters:{k}").arg(id(bits).to_string()).arg(text(bits, until_ms)).ignore();
+    }
+    put.exec(&mut server.connect()).unwrap();
+    let look = store.look(&key("k"), ample()).unwrap();
+    assert!(look.is_free() && look.queue.len() == 1 && look.queue[0].id == id(3), "{look:?}");
+    // A mark that has run out marks nobody.
+    let mut put = redis::pipe();
+    put.cmd("SET").arg("k").arg(text(1, now_ms + 60_000)).ignore();
+    put.cmd("ZADD").arg("k:rlock1:gone:{k}").arg(now_ms - 1).arg(format!("c:{}", id(1))).ignore();
+    put.exec(&mut server.connect()).unwrap();
+    let look = store.look(&key("k"), ample()).unwrap();
+    assert!(look.holders.len() == 1 && look.condemned.is_empty(), "{look:?}");
+}
+
+#[test]
+fn ten_thousand_waiters_are_seen() {
+    let server = Server::start();
+    let (mut store, _) = open(&server.url());
+    store.ask(&key("k"), &ask(1, false), ample()).unwrap();
+    let record = format!(r#""label":"{}""#, "x".repeat(1000));
+    let mut fill = redis::pipe();
+    for bits in 2..10_002 {
+        let mut waiter = ask(bits, true);
+        waiter.record.clone_from(&record);
+        fill.add_command(Call::ask(&key("k"), &waiter).by_name()).ignore();
+    }
+    fill.exec(&mut server.connect()).unwrap();
+    let look = store.look(&key("k"), ample()).unwrap();
+    assert_eq!((look.queue.len(), look.queue[9_999].id), (10_000, id(10_001)));
 }
 
 #[test]

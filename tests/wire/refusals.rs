@@ -188,6 +188,10 @@ fn a_replica_and_a_demoted_master() {
     until("the key has come over", || store.look(&key("k"), ample()).unwrap().foreign.is_some());
     let shown = store.look(&key("k"), ample()).unwrap().foreign.unwrap();
     assert!(later(store.remove_foreign(&key("k"), &shown, ample())).contains("READONLY"));
+    // Nor does it say that the key has changed.
+    run(&master, "SET k yy");
+    until("the change has come over", || store.look(&key("k"), ample()).unwrap().foreign != Some(shown.clone()));
+    later(store.remove_foreign(&key("k"), &shown, ample()));
     run(&server, "REPLICAOF NO ONE");
     run(&server, "DEL k");
     assert!(matches!(store.ask(&key("k"), &ask(2, false), ample()), Ok(Answer::Granted { .. })));
