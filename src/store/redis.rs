@@ -29,6 +29,8 @@ use crate::timing;
 
 /// How late a server notices that a BLPOP's time is over: its clock ticks ten times a second.
 const TICK: Duration = Duration::from_millis(110);
+/// The shortest wait for a wake-up; less is only slept.
+const LEAST_WAIT: Duration = Duration::from_millis(50);
 /// The most connections that are kept for the sake of a request that was never answered.
 const MOST_UNANSWERED: usize = 4;
 
@@ -162,8 +164,8 @@ impl Store for Redis {
     fn wait(&mut self, key: &Key, id: ClaimId, until: Boot) -> Reply<bool> {
         let list = wake_key(key, id);
         // It ends in time for its answer to be here: a connection that owes one is of no more use.
-        let spare = TICK + self.round_trip.unwrap_or_default() * 4;
-        if until.left() > spare * 2 {
+        let spare = TICK + self.round_trip.unwrap_or_default() * 3;
+        if until.left() > spare + LEAST_WAIT {
             let woken = self.request((Wants::Wait, Some(key)), until, |wire| {
                 let block = until.left().saturating_sub(spare).max(Duration::from_millis(1));
                 cmd("BLPOP").arg(&list).arg(format!("{:.3}", block.as_secs_f64())).query(wire)

@@ -15,7 +15,7 @@ use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrLike, SockaddrStorage, UnixAddr, connect, getpeername, getsockname,
     getsockopt, setsockopt, socket, sockopt,
 };
-use redis::RedisError;
+use redis::{RedisError, RedisResult};
 
 use super::errors::{self, At, Wants};
 use super::url::{Address, Place};
@@ -64,21 +64,9 @@ impl Dialer {
             Err(err) => return Err(self.unreachable(err)),
         };
         let mut wire = Wire::new(socket, self.cancel.clone(), by);
-        // Not together with the first request: where the login is refused, the request would run as the default user.
-        let mut greeting = redis::pipe();
-        if let Some(login) = &login {
-            greeting.cmd("AUTH").arg(login);
-        }
-        if self.address.db != 0 {
-            greeting.cmd("SELECT").arg(self.address.db);
-        }
-        if !greeting.is_empty() {
-            let answers = wire.exchange(&greeting.get_packed_pipeline(), greeting.len());
-            let refused =
-                answers.and_then(|answers| answers.into_iter().try_for_each(|one| one.extract_error().map(drop)));
-            refused.map_err(|err| {
-                errors::fault(&err, &At { address: &self.address, key: None, wants: Wants::Change }).trouble
-            })?;
+        if let Err(err) = greet(&mut wire, login.as_deref(), self.address.db) {
+            self.turn();
+            return Err(errors::fault(&err, &At { address: &self.address, key: None, wants: Wants::Change }).trouble);
         }
         Ok(wire)
     }
@@ -127,6 +115,24 @@ impl Dialer {
             None => Trouble::Unknown(format!("{name} cannot be reached: {err}")),
         }
     }
+}
+
+/// Logs in and goes to the database, in one round trip; in none where there is nothing to say. Not together with the
+/// first request: where the login is refused, the request would run as the default user.
+fn greet(wire: &mut Wire, login: Option<&[String]>, db: u32) -> RedisResult<()> {
+    let mut greeting = redis::pipe();
+    if let Some(login) = login {
+        greeting.cmd("AUTH").arg(login);
+    }
+    if db != 0 {
+        greeting.cmd("SELECT").arg(db);
+    }
+    if !greeting.is_empty() {
+        for answer in wire.exchange(&greeting.get_packed_pipeline(), greeting.len())? {
+            answer.extract_error()?;
+        }
+    }
+    Ok(())
 }
 
 /// The file's content without the newline at its end, or why not.
