@@ -11,8 +11,9 @@ use super::{Redis, look, script};
 use crate::clock::Boot;
 use crate::store::{Key, Listed, Reply, Trouble};
 
-/// How many keys the server goes through in a step: well under a millisecond of its time.
-const STEP: usize = 1000;
+/// How many keys the server goes through in a step: about a millisecond of its time (2.9 ms for 1,000 among a million,
+/// on two busy cores).
+const STEP: usize = 250;
 /// How many keys are looked at within one time limit.
 const LOOKS: usize = 16;
 
