@@ -20,6 +20,9 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("mask_and_dispositions_are_those_at_entry", mask_and_dispositions_are_those_at_entry),
     ("the_command_stays_in_the_group", the_command_stays_in_the_group),
     ("stops_and_continues_are_told", stops_and_continues_are_told),
+    ("an_orphaned_group_is_not_stopped", an_orphaned_group_is_not_stopped),
+    ("job_control_stops_the_command", job_control_stops_the_command),
+    ("what_the_terminal_gave_to_all_is_known", what_the_terminal_gave_to_all_is_known),
     ("a_script_without_an_interpreter_line_runs", a_script_without_an_interpreter_line_runs),
     ("a_failed_start_is_told", a_failed_start_is_told),
     ("what_cannot_be_found_forks_nothing", what_cannot_be_found_forks_nothing),
@@ -143,6 +146,44 @@ fn stops_and_continues_are_told() {
     wait_for("its pid is free", || crate::rig::state(first).is_none());
 }
 
+/// Writes a line for each USR1.
+const WORKER: &str = "trap 'echo ran >>ran' USR1; echo ready >>ran; while :; do sleep 0.01; done";
+
+fn an_orphaned_group_is_not_stopped() {
+    // Nobody could continue it: the kernel discards the signal, as it does without rlock.
+    let (parent, first) = Rig::new().through(&["setsid", "-w"]).run(&["sh", "-c", WORKER]);
+    parent.lines_of("ran", 1);
+    parent.wait_until_the_keeper_rests();
+    signal(first, libc::SIGTSTP);
+    signal(first, libc::SIGUSR1);
+    assert_eq!(parent.lines_of("ran", 2)[1], "ran");
+}
+
+fn job_control_stops_the_command() {
+    let rig = Rig::new().through(&["bash", "-c", r#"set -m; "$0" "$@" & wait"#]);
+    let (mut parent, first) = rig.run(&["sh", "-c", WORKER]);
+    parent.lines_of("ran", 1);
+    parent.wait_until_the_keeper_rests();
+    signal(first, libc::SIGTSTP);
+    assert_eq!(parent.event(), Event::Stopped { signal: libc::SIGTSTP });
+}
+
+fn what_the_terminal_gave_to_all_is_known() {
+    let rig = Rig::new().through(&["sh", "-c", r#"exec script -qefc "exec $0 $*" /dev/null"#]).typing();
+    write_script(&rig, "#!/bin/sh\ntrap 'echo INT >>got' INT; echo ready >>got; while :; do sleep 0.01; done\n");
+    let (mut parent, first) = rig.run(&["./script"]);
+    parent.lines_of("got", 1);
+    parent.wait_until_the_keeper_rests();
+    parent.type_in(b"\x03");
+    assert_eq!(parent.line(), "received 2 from the kernel for all");
+    assert_eq!(parent.lines_of("got", 2)[1], "INT");
+    // The terminal goes away: only the session's leader hears of it.
+    signal(parent.pid(), libc::SIGKILL);
+    assert_eq!(parent.line(), "received 1 from the kernel for us");
+    signal(first, libc::SIGINT);
+    parent.lines_of("got", 3);
+}
+
 fn write_script(rig: &Rig, text: &str) {
     let path = rig.path().join("script");
     fs::write(&path, text).unwrap();
@@ -228,7 +269,7 @@ fn signals_are_read_with_their_sender() {
     for number in [libc::SIGHUP, libc::SIGUSR1, libc::SIGTERM, libc::SIGHUP, libc::SIGSEGV, 40] {
         signal(parent.pid(), number);
         if number != libc::SIGHUP {
-            assert_eq!(parent.line(), format!("received {number} 0 {own}"), "what was ignored is not read");
+            assert_eq!(parent.line(), format!("received {number} from {own} for us"), "what was ignored is not read");
         }
     }
 }

@@ -65,8 +65,9 @@ impl Parent {
                 if received.signal == libc::SIGCHLD {
                     self.keeper.as_mut().unwrap().reap();
                 } else {
-                    let sender = received.sender.map_or(0, nix::unistd::Pid::as_raw);
-                    writeln!(self.socket, "received {} {} {sender}", received.signal, received.code).unwrap();
+                    let sender = received.sender.map_or("the kernel".into(), |pid| pid.to_string());
+                    let whom = if received.is_from_terminal() { "all" } else { "us" };
+                    writeln!(self.socket, "received {} from {sender} for {whom}", received.signal).unwrap();
                 }
             }
             while let Some(event) = self.keeper.as_mut().and_then(Keeper::try_recv) {

@@ -25,13 +25,14 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct Rig<'a> {
     through: Vec<&'a str>,
     take: &'a str,
+    is_typing: bool,
     dir: TempDir,
 }
 
 impl<'a> Rig<'a> {
     /// A parent whose working directory is a new one.
     pub(crate) fn new() -> Self {
-        Self { through: Vec::new(), take: "-", dir: TempDir::new().unwrap() }
+        Self { through: Vec::new(), take: "-", is_typing: false, dir: TempDir::new().unwrap() }
     }
 
     /// Started by this command, which runs what follows its own words.
@@ -43,6 +44,12 @@ impl<'a> Rig<'a> {
     /// The parent takes this descriptor for itself.
     pub(crate) fn taking(mut self, fd: &'a str) -> Self {
         self.take = fd;
+        self
+    }
+
+    /// With a standard input that [`Parent::type_in`] writes to.
+    pub(crate) fn typing(mut self) -> Self {
+        self.is_typing = true;
         self
     }
 
@@ -62,7 +69,7 @@ impl<'a> Rig<'a> {
         let child = Command::new(&words[0])
             .args(&words[1..])
             .current_dir(self.path())
-            .stdin(Stdio::null())
+            .stdin(if self.is_typing { Stdio::piped() } else { Stdio::null() })
             .stdout(File::create(self.path().join("stdout")).unwrap())
             .spawn()
             .unwrap();
@@ -105,6 +112,11 @@ impl Parent {
 
     pub(crate) fn path(&self) -> &Path {
         self.dir.path()
+    }
+
+    #[track_caller]
+    pub(crate) fn type_in(&mut self, text: &[u8]) {
+        self.child.stdin.as_mut().unwrap().write_all(text).unwrap();
     }
 
     /// What it says next; empty at the end.
