@@ -95,19 +95,21 @@ impl Tree {
         let mut were_dead: Option<HashSet<Pid>> = None;
         loop {
             self.reap();
-            let found = self.look();
-            let (mut left, mut dead) = (Vec::new(), HashSet::new());
-            for (pid, state) in found {
+            let (mut left, mut dead, mut is_steady) = (Vec::new(), HashSet::new(), true);
+            for (pid, state) in self.look() {
+                if state == State::Dead {
+                    dead.insert(pid);
+                    continue;
+                }
                 match sys::kill(pid, libc::SIGKILL) {
-                    _ if state == State::Dead => drop(dead.insert(pid)),
                     Ok(()) => left.push((pid, Why::NotDead)),
                     Err(error) if is_forbidden(&error) => left.push((pid, Why::NotPermitted)),
-                    Err(_) => {}
+                    Err(_) => is_steady = false,
                 }
             }
             // A process may fork and end while we look, and its child be missed. Who was dead in the look before this
-            // one has no child that could be: then nobody is missed.
-            let is_whole = were_dead.is_some_and(|were| dead.is_subset(&were));
+            // one has no such child. And a list is not whole out of which somebody was reaped while it was read.
+            let is_whole = is_steady && were_dead.is_some_and(|were| dead.is_subset(&were));
             let is_done = is_whole && left.iter().all(|(_, why)| *why == Why::NotPermitted);
             if is_done || Boot::now() >= until {
                 return left.into_iter().map(|(pid, why)| Left::of(pid, why)).collect();
@@ -135,7 +137,7 @@ impl Tree {
         reaped
     }
 
-    /// Everybody below the root, the dead who are not reaped too.
+    /// Everybody below the root, also the dead who are not reaped. Who went while we looked counts as alive.
     fn look(&self) -> Vec<(Pid, State)> {
         let by_parent = if has_children_files() { None } else { Some(all_by_parent()) };
         let children = |pid: Pid| match &by_parent {
@@ -154,7 +156,6 @@ impl Tree {
                 found.push((child, state_of(child)));
             }
         }
-        found.retain(|(_, state)| *state != State::Gone);
         found
     }
 }
@@ -181,21 +182,13 @@ fn reap_one(pid: Pid) -> Option<(Pid, Ending)> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
+    /// Or gone, or hidden from us (hidepid): a signal to it will say so.
     Alive,
     Dead,
-    Gone,
 }
 
 fn state_of(pid: Pid) -> State {
-    match Stat::of(pid) {
-        Some(stat) if stat.is_dead() => State::Dead,
-        Some(_) => State::Alive,
-        // A process may also be hidden from us (hidepid): then asking it says so.
-        None => match sys::kill(pid, 0) {
-            Err(error) if !is_forbidden(&error) => State::Gone,
-            _ => State::Alive,
-        },
-    }
+    if Stat::of(pid).is_some_and(|stat| stat.is_dead()) { State::Dead } else { State::Alive }
 }
 
 /// What /proc/PID/stat says.
@@ -226,7 +219,7 @@ impl Stat {
 
     /// A process whose first thread has ended looks like a zombie, and runs.
     fn is_dead(&self) -> bool {
-        matches!(self.state, b'Z' | b'X' | b'x') && self.threads <= 1
+        self.state == b'Z' && self.threads <= 1
     }
 }
 

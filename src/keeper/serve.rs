@@ -277,10 +277,7 @@ fn prepare() -> Result<SignalFd, Errno> {
     // A name for `ps`; without it the keeper is called like rlock.
     let _ = prctl::set_name(c"rlock-keeper");
     prctl::set_child_subreaper(true)?;
-    // An ignored signal would not be seen even when it is blocked by us.
-    for signal in [libc::SIGCHLD, libc::SIGCONT] {
-        sys::set_disposition(signal, false).map_err(|_| Errno::last())?;
-    }
+    // Blocked, they are kept for us to read even where they were ignored at entry.
     SigSet::all().thread_block()?;
     let wakers = sys::signal_set(sys::bit(libc::SIGCHLD) | sys::bit(libc::SIGCONT));
     SignalFd::with_flags(&wakers, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)

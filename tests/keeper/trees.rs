@@ -9,6 +9,7 @@ use crate::rig::{Rig, alive, signal, wait_for};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_tree_that_forks_all_the_time_is_ended", a_tree_that_forks_all_the_time_is_ended),
+    ("a_process_that_never_stays_itself_is_caught", a_process_that_never_stays_itself_is_caught),
     ("a_tree_that_forks_all_the_time_dies_with_the_parent", a_tree_that_forks_all_the_time_dies_with_the_parent),
     ("what_may_not_be_killed_is_named", what_may_not_be_killed_is_named),
 ];
@@ -24,6 +25,17 @@ fn a_tree_that_forks_all_the_time_is_ended() {
     wait_for("it grows", || parent.processes().len() > 100);
     assert_eq!(parent.kill_tree(10_000), []);
     assert_eq!(parent.processes().len(), 2, "the parent and the keeper");
+}
+
+fn a_process_that_never_stays_itself_is_caught() {
+    // It is missed now and then by one look: many times, so that it is missed here.
+    for _ in 0..100 {
+        let (mut parent, _) = Rig::new().run(&["sh", "-c", "hop() { hop & }; hop; echo ready >ready"]);
+        parent.lines_of("ready", 1);
+        parent.ending();
+        assert_eq!(parent.kill_tree(10_000), []);
+        assert_eq!(parent.processes().len(), 2, "the parent and the keeper");
+    }
 }
 
 fn a_tree_that_forks_all_the_time_dies_with_the_parent() {
