@@ -254,6 +254,37 @@ pub trait Store: Send {
     fn disconnect(&mut self);
 }
 
+/// Stand-in.
+#[derive(Clone, Debug)]
+pub struct Url(String);
+
+impl Url {
+    /// Stand-in.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if !["redis://", "unix:///", "valkey://"].iter().any(|scheme| text.starts_with(scheme)) {
+            return Err("must begin with redis:// or unix://".into());
+        }
+        Ok(Self(text.into()))
+    }
+
+    /// Stand-in.
+    pub fn has_password(&self) -> bool {
+        self.0.split_once("://").is_some_and(|(_, rest)| {
+            rest.split('@').next().is_some_and(|user| rest.contains('@') && user.contains(':'))
+        })
+    }
+
+    /// Stand-in.
+    pub fn name(&self) -> String {
+        self.0.clone()
+    }
+}
+
+/// Stand-in.
+pub fn open(_url: &Url, _password_file: Option<&std::path::Path>, _cancel: &Cancel) -> Box<dyn Store> {
+    unimplemented!()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
