@@ -265,7 +265,7 @@ pub enum What {
     Acquired,
     /// Granted by somebody else's operation: to be woken.
     Served,
-    /// Dropped, or finished and its time is over.
+    /// Dropped, or finished: its entry then has the end it was given.
     Released,
     /// Taken again by a renewal.
     Restored,
@@ -392,20 +392,29 @@ impl Step<'_> {
     pub fn finish(&mut self, id: ClaimId, left_ms: u64, ttl_ms: u64) -> Renewal {
         self.serve();
         let condemned = self.trace(id).map(|trace| trace.condemned);
-        let place = self.holding(id);
-        let (Some(at), None) = (place, condemned) else {
+        let place = self.holding(id).filter(|_| condemned != Some(true));
+        let Some(at) = place else {
             self.remove(id, ttl_ms);
             self.serve();
             return if condemned == Some(true) { Renewal::Condemned } else { Renewal::Gone };
         };
-        let end = self.now_ms() + left_ms;
+        let mut end = self.now_ms() + left_ms;
         let held = &mut self.state.holders[at];
+        // A holder with a tombstone has said its last word before: the answer was lost, or this one is late.
+        let repeated = condemned.is_some();
+        if repeated {
+            end = end.min(held.until_ms);
+        }
         let stands = held.until_ms.max(end) + TOMBSTONE_MS;
         held.until_ms = end;
         held.process = false;
+        let held = held.clone();
+        if !repeated {
+            self.happened(What::Released, held);
+        }
         self.mark(id, stands, false);
         self.serve();
-        Renewal::Renewed { left_ms, restored: false }
+        Renewal::Renewed { left_ms: end - self.now_ms(), restored: false }
     }
 
     /// Marks a claim: it can renew no more. `ttl_ms` is the lease it was seen with.
@@ -440,7 +449,9 @@ impl Step<'_> {
         while let Some(at) = self.state.holders.iter().position(|held| held.until_ms <= now) {
             let held = self.state.holders.remove(at);
             let finished = self.trace(held.id).is_some_and(|trace| !trace.condemned);
-            self.happened(if finished { What::Released } else { What::Lost }, held);
+            if !finished {
+                self.happened(What::Lost, held);
+            }
         }
         while let Some(head) = self.state.queue.first() {
             if head.until_ms <= now {

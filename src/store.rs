@@ -3,9 +3,12 @@
 //! An `Err` never means *no*: "held by another" and "gone" are answers. [`Trouble::Unknown`] means *not known*: the
 //! operation may or may not have been done. Every operation may be repeated with the same claim id.
 
+pub mod redis;
+
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -254,35 +257,52 @@ pub trait Store: Send {
     fn disconnect(&mut self);
 }
 
-/// Stand-in.
-#[derive(Clone, Debug)]
-pub struct Url(String);
+/// Where a store is, as the user wrote it. Its `Debug` form has no secrets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Url(Place);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    Redis(redis::Address),
+}
+
+/// Schemes that are known and not there yet.
+const LATER: [&str; 8] = ["local", "rediss", "valkeys", "redis+sentinel", "redis+cluster", "etcd", "zk", "consul"];
 
 impl Url {
-    /// Stand-in.
+    /// The place that `text` names, or why it names none: the rest of the sentence "the URL …". It repeats no part of
+    /// the text that could be a password.
     pub fn parse(text: &str) -> Result<Self, String> {
-        if !["redis://", "unix:///", "valkey://"].iter().any(|scheme| text.starts_with(scheme)) {
-            return Err("must begin with redis:// or unix://".into());
-        }
-        Ok(Self(text.into()))
+        let (scheme, rest) = text.split_once(':').unwrap_or(("", text));
+        let place = match (scheme, rest.strip_prefix("//")) {
+            ("redis" | "valkey", Some(rest)) => redis::Address::parse_tcp(rest).map(Place::Redis),
+            ("unix" | "redis+unix" | "valkey+unix", Some(rest)) => redis::Address::parse_unix(rest).map(Place::Redis),
+            (scheme, _) if LATER.contains(&scheme) => Err(format!(
+                "has the scheme `{scheme}`, which is not there yet; write redis://host:6379 or unix:///path"
+            )),
+            _ => Err("begins with no scheme that is known; write redis://host:6379 or unix:///path".into()),
+        };
+        place.map(Self)
     }
 
-    /// Stand-in.
+    /// Whether it has a password in it.
     pub fn has_password(&self) -> bool {
-        self.0.split_once("://").is_some_and(|(_, rest)| {
-            rest.split('@').next().is_some_and(|user| rest.contains('@') && user.contains(':'))
-        })
+        let Place::Redis(address) = &self.0;
+        address.has_password()
     }
 
-    /// Stand-in.
+    /// The place for messages, without user and password.
     pub fn name(&self) -> String {
-        self.0.clone()
+        let Place::Redis(address) = &self.0;
+        address.to_string()
     }
 }
 
-/// Stand-in.
-pub fn open(_url: &Url, _password_file: Option<&std::path::Path>, _cancel: &Cancel) -> Box<dyn Store> {
-    unimplemented!()
+/// The store at `url`, which connects at its first request; the only list of stores. The password is read from
+/// `password_file` at each connection, where the URL has none. `cancel` ends its requests and waits.
+pub fn open(url: &Url, password_file: Option<&Path>, cancel: &Cancel) -> Box<dyn Store> {
+    let Place::Redis(address) = &url.0;
+    Box::new(redis::Redis::new(address.clone(), password_file, cancel.clone()))
 }
 
 #[cfg(test)]
@@ -300,5 +320,31 @@ mod tests {
             assert!(Key::parse(bad).is_err(), "{bad:?}");
         }
         assert!(Key::parse(&"x".repeat(513)).unwrap_err().contains("513"));
+    }
+
+    #[test]
+    fn urls_are_told_apart() {
+        for (good, name) in [
+            ("redis://db1", "redis://db1:6379"),
+            ("valkey://bob:hunter2@db1:7/2", "redis://db1:7/2"),
+            ("unix:///run/r.sock?db=3", "unix:///run/r.sock?db=3"),
+            ("redis+unix:///r", "unix:///r"),
+            ("valkey+unix:///r", "unix:///r"),
+        ] {
+            let url = Url::parse(good).expect(good);
+            assert_eq!(url.name(), name);
+            assert_eq!(url.has_password(), good.contains("hunter2"));
+            assert!(!format!("{url:?}").contains("hunter2"));
+        }
+        for later in
+            ["local:", "local:/x", "rediss://db1", "redis+sentinel://a,b/x", "etcd://a", "zk://a", "consul://a"]
+        {
+            let told = Url::parse(later).unwrap_err();
+            assert!(told.contains("not there yet") && told.contains(later.split(':').next().unwrap()), "{told}");
+        }
+        for bad in ["", "db1:6379", "redis:", "redis:/db1", "http://db1", "hunter2", "hunter2:x@db1", "hunter2://"] {
+            let told = Url::parse(bad).unwrap_err();
+            assert!(told.contains("redis://host") && !told.contains("hunter2"), "{told}");
+        }
     }
 }

@@ -1,0 +1,199 @@
+//! The Redis store: one server, by itself or behind a proxy that passes single keys on.
+//!
+//! One round trip for an operation; a second where the server does not know the script yet. A request that was not
+//! answered in time leaves its connection, and the next one begins on a new one.
+
+mod dial;
+mod errors;
+mod foreign;
+mod list;
+mod look;
+pub mod script;
+mod url;
+mod wire;
+
+use std::path::Path;
+use std::time::Duration;
+
+use redis::{ConnectionLike, RedisResult, Value, cmd};
+
+use self::dial::Dialer;
+use self::errors::{At, Wants};
+use self::script::{Call, Told, wake_key};
+pub(super) use self::url::Address;
+use self::wire::Wire;
+use super::{Can, Cancel, Foreign, Key, Limits, Listed, Look, Reply, Store, Trouble};
+use crate::claim::{Answer, Ask, ClaimId, Condemnation, Dropped, Renew, Renewal};
+use crate::clock::Boot;
+use crate::timing;
+
+/// How late a server notices that a BLPOP's time is over: its clock ticks ten times a second.
+const TICK: Duration = Duration::from_millis(110);
+/// The most connections that are kept for the sake of a request that was never answered.
+const MOST_UNANSWERED: usize = 4;
+
+/// A store on one server.
+pub(super) struct Redis {
+    dialer: Dialer,
+    cancel: Cancel,
+    /// The connection that has answered the last request.
+    wire: Option<Wire>,
+    /// Connections with a change that was never answered. The server may still carry it out; a drop is sent after it.
+    unanswered: Vec<Wire>,
+    round_trip: Option<Duration>,
+}
+
+impl Redis {
+    /// A store that connects at its first request.
+    pub(super) fn new(address: Address, password_file: Option<&Path>, cancel: Cancel) -> Self {
+        let dialer = Dialer::new(address, password_file, cancel.clone());
+        Self { dialer, cancel, wire: None, unanswered: Vec::new(), round_trip: None }
+    }
+
+    /// Sends what `send` sends, over the connection or a new one, and files the connection by what came of it.
+    fn request<T>(
+        &mut self,
+        (wants, key): (Wants, Option<&Key>),
+        by: Boot,
+        send: impl FnOnce(&mut Wire) -> RedisResult<T>,
+    ) -> Reply<T> {
+        // The server may have closed it since, in a restart or because it was idle.
+        let mut wire = match self.wire.take().filter(|wire| !wire.is_stale()) {
+            Some(wire) => wire,
+            None => self.dialer.dial(by)?,
+        };
+        let result = send(wire.until(by));
+        if wire.is_open() && wants != Wants::Wait {
+            self.round_trip = wire.round_trip();
+        }
+        let err = match result {
+            Ok(answer) => {
+                self.wire = Some(wire);
+                return Ok(answer);
+            }
+            Err(err) => err,
+        };
+        let fault = errors::fault(&err, &At { address: self.dialer.address(), key, wants });
+        if wire.is_open() && !fault.closes {
+            self.wire = Some(wire);
+            return Err(fault.trouble);
+        }
+        if fault.trouble != Trouble::Interrupted {
+            self.dialer.turn();
+        }
+        if wants == Wants::Change && wire.is_unanswered() {
+            self.unanswered.truncate(MOST_UNANSWERED - 1);
+            self.unanswered.insert(0, wire);
+        }
+        Err(fault.trouble)
+    }
+
+    /// Runs the script.
+    fn call<T>(&mut self, key: &Key, call: &Call, by: Boot, read: fn(&Value) -> Result<Told<T>, String>) -> Reply<T> {
+        let value = self.request((Wants::Change, Some(key)), by, |wire| {
+            let known = call.by_name().query(wire);
+            match known {
+                Err(err) if err.code() == Some("NOSCRIPT") => call.by_text().query(wire),
+                known => known,
+            }
+        });
+        let told = read(&value?).map_err(|what| Trouble::Config(format!("{}: {what}", self.name())))?;
+        Ok(told.answer)
+    }
+}
+
+impl Store for Redis {
+    fn can(&self) -> Can {
+        Can {
+            least_ttl: timing::LEAST_TTL,
+            greatest_ttl: timing::GREATEST_TTL,
+            limits: Limits::Any,
+            ordered: true,
+            condemn: true,
+            reach: "every host that uses the server",
+        }
+    }
+
+    fn name(&self) -> String {
+        self.dialer.address().to_string()
+    }
+
+    fn ask(&mut self, key: &Key, ask: &Ask, by: Boot) -> Reply<Answer> {
+        self.call(key, &Call::ask(key, ask), by, script::read_answer)
+    }
+
+    fn renew(&mut self, key: &Key, renew: &Renew, by: Boot) -> Reply<Renewal> {
+        self.call(key, &Call::renew(key, renew), by, script::read_renewal)
+    }
+
+    fn drop_claim(&mut self, key: &Key, id: ClaimId, ttl: Duration, by: Boot) -> Reply<Dropped> {
+        let call = Call::drop_claim(key, id, ms(ttl));
+        for wire in self.unanswered.drain(..) {
+            // With the script's text: nobody will be there to hear that the server does not know its name.
+            wire.post_and_close(&call.by_text().get_packed_command());
+        }
+        self.call(key, &call, by, script::read_dropped)
+    }
+
+    fn finish(&mut self, key: &Key, id: ClaimId, left: Duration, ttl: Duration, by: Boot) -> Reply<Renewal> {
+        self.call(key, &Call::finish(key, id, ms(left), ms(ttl)), by, script::read_renewal)
+    }
+
+    fn condemn(&mut self, key: &Key, id: ClaimId, ttl: Duration, by: Boot) -> Reply<Condemnation> {
+        self.call(key, &Call::condemn(key, id, ms(ttl)), by, script::read_condemnation)
+    }
+
+    fn look(&mut self, key: &Key, by: Boot) -> Reply<Look> {
+        self.request((Wants::Look, Some(key)), by, |wire| look::look_at(wire, key))
+    }
+
+    fn list(&mut self, pattern: Option<&str>, step: Duration, each: &mut dyn FnMut(Listed) -> bool) -> Reply<()> {
+        list::list(self, pattern, step, each)
+    }
+
+    fn remove_foreign(&mut self, key: &Key, shown: &Foreign, by: Boot) -> Reply<bool> {
+        let Some(removal) = foreign::removal(key, &shown.seen) else {
+            let what = format!("{}: rlock does not remove a {}; remove it with redis-cli", self.name(), shown.kind);
+            return Err(Trouble::Config(what));
+        };
+        self.request((Wants::Change, Some(key)), by, |wire| removal.query(wire))
+    }
+
+    fn wait(&mut self, key: &Key, id: ClaimId, until: Boot) -> Reply<bool> {
+        let list = wake_key(key, id);
+        // It ends in time for its answer to be here: a connection that owes one is of no more use.
+        let spare = TICK + self.round_trip.unwrap_or_default() * 4;
+        if until.left() > spare * 2 {
+            let woken = self.request((Wants::Wait, Some(key)), until, |wire| {
+                let block = until.left().saturating_sub(spare).max(Duration::from_millis(1));
+                cmd("BLPOP").arg(&list).arg(format!("{:.3}", block.as_secs_f64())).query(wire)
+            });
+            match woken {
+                Ok(Value::Array(_)) => return Ok(true),
+                Err(trouble @ (Trouble::Interrupted | Trouble::Refused(_) | Trouble::Config(_))) => {
+                    return Err(trouble);
+                }
+                // Nobody called, or nobody could: who waits asks again anyway.
+                Ok(_) | Err(Trouble::Unknown(_) | Trouble::Later(_)) => {}
+            }
+        }
+        wire::sleep(&self.cancel, until).map_err(|_| Trouble::Interrupted)?;
+        Ok(false)
+    }
+
+    fn round_trip(&self) -> Option<Duration> {
+        self.round_trip
+    }
+
+    fn is_connected(&self) -> bool {
+        self.wire.is_some()
+    }
+
+    fn disconnect(&mut self) {
+        self.wire = None;
+    }
+}
+
+fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

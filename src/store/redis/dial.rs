@@ -1,0 +1,284 @@
+//! From an address to a connection that is logged in and in its database, within one deadline.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::PollFlags;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrLike, SockaddrStorage, UnixAddr, connect, getpeername, getsockname,
+    getsockopt, setsockopt, socket, sockopt,
+};
+use redis::RedisError;
+
+use super::errors::{self, At, Wants};
+use super::url::{Address, Place};
+use super::wire::{Cut, Wire, ready, sleep};
+use crate::clock::Boot;
+use crate::store::{Cancel, Reply, Trouble};
+
+/// How long an address has before the next one is tried beside it.
+const HEAD_START: Duration = Duration::from_millis(250);
+/// How long a full backlog of a unix socket is left alone.
+const BACKLOG: Duration = Duration::from_millis(20);
+/// The largest password file, in bytes.
+const LONGEST_PASSWORD: u64 = 4096;
+
+/// Makes connections to one address.
+pub(super) struct Dialer {
+    address: Address,
+    password_file: Option<PathBuf>,
+    cancel: Cancel,
+    /// A look-up that is still under way; the next try goes on with it.
+    lookup: Option<Lookup>,
+    /// Which of a name's addresses comes first. It moves on when a connection fails.
+    turn: usize,
+}
+
+impl Dialer {
+    pub(super) fn new(address: Address, password_file: Option<&Path>, cancel: Cancel) -> Self {
+        Self { address, password_file: password_file.map(Into::into), cancel, lookup: None, turn: 0 }
+    }
+
+    /// Where it connects to.
+    pub(super) fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Prefers another of the name's addresses from now on: this one did not answer, or is a replica.
+    pub(super) fn turn(&mut self) {
+        self.turn = self.turn.wrapping_add(1);
+    }
+
+    /// A new connection.
+    pub(super) fn dial(&mut self, by: Boot) -> Reply<Wire> {
+        let login = self.login()?;
+        let socket = match self.connected(by) {
+            Ok(socket) => socket,
+            Err(err) => return Err(self.unreachable(err)),
+        };
+        let mut wire = Wire::new(socket, self.cancel.clone(), by);
+        // Not together with the first request: where the login is refused, the request would run as the default user.
+        let mut greeting = redis::pipe();
+        if let Some(login) = &login {
+            greeting.cmd("AUTH").arg(login);
+        }
+        if self.address.db != 0 {
+            greeting.cmd("SELECT").arg(self.address.db);
+        }
+        if !greeting.is_empty() {
+            let answers = wire.exchange(&greeting.get_packed_pipeline(), greeting.len());
+            let refused =
+                answers.and_then(|answers| answers.into_iter().try_for_each(|one| one.extract_error().map(drop)));
+            refused.map_err(|err| {
+                errors::fault(&err, &At { address: &self.address, key: None, wants: Wants::Change }).trouble
+            })?;
+        }
+        Ok(wire)
+    }
+
+    /// What AUTH is told; none where there is nothing to tell.
+    fn login(&self) -> Reply<Option<Vec<String>>> {
+        let read = match (&self.address.password, &self.password_file) {
+            (Some(password), _) => Some(password.clone()),
+            (None, Some(path)) => Some(read_password(path).map_err(Trouble::Config)?),
+            (None, None) => None,
+        };
+        Ok(match (&self.address.user, read) {
+            (None, None) => None,
+            (None, Some(password)) => Some(vec![password]),
+            // A user may have no password, and then any is right.
+            (Some(user), password) => Some(vec![user.clone(), password.unwrap_or_default()]),
+        })
+    }
+
+    fn connected(&mut self, by: Boot) -> io::Result<OwnedFd> {
+        match &self.address.place {
+            Place::Unix(path) => connect_unix(path, &self.cancel, by),
+            Place::Tcp { host, port } => {
+                let mut found = match host.parse::<IpAddr>() {
+                    Ok(ip) => vec![SocketAddr::new(ip, *port)],
+                    Err(_) => look_up(&mut self.lookup, host, *port, &self.cancel, by)?,
+                };
+                let first = self.turn % found.len().max(1);
+                found.rotate_left(first);
+                connect_tcp(&found, &self.cancel, by)
+            }
+        }
+    }
+
+    fn unreachable(&self, err: io::Error) -> Trouble {
+        let name = &self.address;
+        if err.kind() == io::ErrorKind::PermissionDenied && matches!(name.place, Place::Unix(_)) {
+            return Trouble::Refused(format!(
+                "{name} may not be opened by this user; join the group that owns the socket"
+            ));
+        }
+        let err = RedisError::from(err);
+        match Cut::of(&err) {
+            Some(Cut::Cancelled) => Trouble::Interrupted,
+            Some(_) => Trouble::Unknown(format!("{name} cannot be reached: no connection in time")),
+            None => Trouble::Unknown(format!("{name} cannot be reached: {err}")),
+        }
+    }
+}
+
+/// The file's content without the newline at its end, or why not.
+fn read_password(path: &Path) -> Result<String, String> {
+    let told = |what: String| format!("the password file {} {what}", path.display());
+    // Nothing that could block: the open of a pipe would wait for its writer.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
+    let file = file.map_err(|err| told(format!("cannot be read: {err}")))?;
+    let regular = file.metadata().is_ok_and(|about| about.is_file());
+    if !regular {
+        return Err(told("is not a regular file".into()));
+    }
+    let mut text = String::new();
+    file.take(LONGEST_PASSWORD + 1).read_to_string(&mut text).map_err(|err| told(format!("cannot be read: {err}")))?;
+    if text.len() as u64 > LONGEST_PASSWORD {
+        return Err(told(format!("has more than {LONGEST_PASSWORD} bytes")));
+    }
+    let line = text.strip_suffix('\n').map_or(text.as_str(), |line| line.strip_suffix('\r').unwrap_or(line));
+    if line.is_empty() {
+        return Err(told("is empty".into()));
+    }
+    Ok(line.to_owned())
+}
+
+/// A look-up on a thread of its own: the system's has no time limit.
+struct Lookup {
+    result: Receiver<io::Result<Vec<SocketAddr>>>,
+    done: Cancel,
+}
+
+fn no_host(why: &dyn std::fmt::Display) -> io::Error {
+    io::Error::other(format!("the host's address was not found: {why}"))
+}
+
+fn look_up(
+    under_way: &mut Option<Lookup>,
+    host: &str,
+    port: u16,
+    cancel: &Cancel,
+    by: Boot,
+) -> io::Result<Vec<SocketAddr>> {
+    let lookup = match under_way.take() {
+        Some(lookup) => lookup,
+        None => Lookup::begin(host.to_owned(), port)?,
+    };
+    if !ready(&[(&lookup.done, PollFlags::POLLIN)], cancel, by)? {
+        *under_way = Some(lookup);
+        return Err(no_host(&"no answer from the resolver in time"));
+    }
+    match lookup.result.try_recv() {
+        Ok(Ok(found)) if found.is_empty() => Err(no_host(&"the name has none")),
+        Ok(Ok(found)) => Ok(found),
+        Ok(Err(err)) => Err(no_host(&err)),
+        Err(_) => Err(no_host(&"the look-up failed")),
+    }
+}
+
+impl Lookup {
+    fn begin(host: String, port: u16) -> io::Result<Self> {
+        let (sender, result) = channel();
+        let done = Cancel::new()?;
+        let fired = done.clone();
+        std::thread::Builder::new().name("look-up".into()).spawn(move || {
+            // Nobody may be there any more to hear of it.
+            let _ = sender.send((host.as_str(), port).to_socket_addrs().map(Iterator::collect));
+            fired.fire();
+        })?;
+        Ok(Self { result, done })
+    }
+}
+
+fn connect_unix(path: &Path, cancel: &Cancel, by: Boot) -> io::Result<OwnedFd> {
+    let address = UnixAddr::new(path)?;
+    loop {
+        match begin(AddressFamily::Unix, &address) {
+            // Nothing tells when a full backlog has room again.
+            Err(Errno::EAGAIN) if !by.left().is_zero() => sleep(cancel, by.min(Boot::now() + BACKLOG))?,
+            Err(Errno::EAGAIN) => return Err(Cut::Late.into()),
+            Err(errno) => return Err(errno.into()),
+            Ok(socket) => return Ok(socket),
+        }
+    }
+}
+
+/// The first connection that comes about. Each address has a head start on the next one, so that a silent one costs
+/// only that.
+fn connect_tcp(addresses: &[SocketAddr], cancel: &Cancel, by: Boot) -> io::Result<OwnedFd> {
+    let head_start = HEAD_START.min(by.left() / u32::try_from(addresses.len() + 1).unwrap_or(u32::MAX));
+    let mut waiting = addresses.iter();
+    let mut begun: Vec<OwnedFd> = Vec::new();
+    let mut last = Errno::EADDRNOTAVAIL;
+    loop {
+        let next = if let Some(address) = waiting.next() {
+            match begin(family(address), &SockaddrStorage::from(*address)) {
+                Ok(socket) => begun.push(socket),
+                Err(errno) => last = errno,
+            }
+            by.min(Boot::now() + head_start)
+        } else {
+            by
+        };
+        while !begun.is_empty() {
+            let polled: Vec<_> = begun.iter().map(|one| (one as &dyn std::os::fd::AsFd, PollFlags::POLLOUT)).collect();
+            if !ready(&polled, cancel, next)? {
+                break;
+            }
+            let mut pending = Vec::new();
+            for socket in begun {
+                match state(&socket) {
+                    Ok(true) => return Ok(socket),
+                    Ok(false) => pending.push(socket),
+                    Err(errno) => last = errno,
+                }
+            }
+            begun = pending;
+        }
+        if begun.is_empty() && waiting.len() == 0 {
+            return Err(last.into());
+        }
+        if by.left().is_zero() {
+            return Err(Cut::Late.into());
+        }
+    }
+}
+
+fn family(address: &SocketAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
+}
+
+fn begin(family: AddressFamily, address: &dyn SockaddrLike) -> nix::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let fd = socket(family, SockType::Stream, flags, None)?;
+    if family != AddressFamily::Unix {
+        setsockopt(&fd, sockopt::TcpNoDelay, &true)?;
+    }
+    match connect(fd.as_raw_fd(), address) {
+        Ok(()) | Err(Errno::EINPROGRESS | Errno::EINTR) => Ok(fd),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Whether a TCP socket has been connected, is still at it, or has failed.
+fn state(socket: &OwnedFd) -> nix::Result<bool> {
+    match getsockopt(socket, sockopt::SocketError)? {
+        0 => {}
+        errno => return Err(Errno::from_raw(errno)),
+    }
+    match getpeername::<SockaddrStorage>(socket.as_raw_fd()) {
+        // A port of this host that nobody listens at can be connected to itself.
+        Ok(peer) if getsockname(socket.as_raw_fd()) == Ok(peer) => Err(Errno::ECONNREFUSED),
+        Ok(_) => Ok(true),
+        Err(Errno::ENOTCONN) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}

@@ -1,0 +1,292 @@
+//! What a server's errors mean for us. They are told apart by their code; the server's words are shown as they are,
+//! on one line.
+
+use redis::{ErrorKind, RedisError};
+
+use super::url::Address;
+use super::wire::{Cut, io_of};
+use crate::store::{Key, Trouble};
+
+/// What `claim.lua` calls, and what the waiting and the looking need. A test compares the first with the script.
+const SCRIPT: &str = "del get hdel hget hset hvals pexpire pexpireat pttl rpush set strlen time type xadd zadd zcard \
+                      zrange zrank zrem zremrangebyscore zrevrange zscore";
+const CALLS: &str = "eval evalsha blpop";
+const LOOK: &str = "multi exec time type pttl strlen getrange get zrange hvals zscore";
+
+/// The most of a server's words that is shown, in characters.
+const MOST_WORDS: usize = 200;
+
+/// A request that failed: what to tell, and whether the connection is of no more use.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    pub(super) trouble: Trouble,
+    pub(super) closes: bool,
+}
+
+/// Where it happened and what was wanted, for the text.
+#[derive(Clone, Copy)]
+pub(super) struct At<'a> {
+    pub(super) address: &'a Address,
+    pub(super) key: Option<&'a Key>,
+    pub(super) wants: Wants,
+}
+
+/// What a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wants {
+    /// To change a key's claims.
+    Change,
+    /// To hear of a change.
+    Wait,
+    /// To look at a key.
+    Look,
+    /// To find keys and look at them.
+    List,
+}
+
+impl At<'_> {
+    fn user(&self) -> &str {
+        self.address.user.as_deref().unwrap_or("default")
+    }
+
+    /// The ACL rule that lets the request pass.
+    fn rule(&self) -> String {
+        let commands = match self.wants {
+            Wants::Change | Wants::Wait => format!("{CALLS} {SCRIPT}"),
+            Wants::Look => LOOK.to_owned(),
+            Wants::List => format!("scan {LOOK}"),
+        };
+        let user = pattern(self.user());
+        let keys = self.key.map(|key| pattern(key.as_str()));
+        let keys = keys.map_or("~*".to_owned(), |key| format!("~{key} ~{key}:rlock1:*"));
+        format!("ACL SETUSER {user} {keys} +{}", commands.replace(' ', " +"))
+    }
+}
+
+/// A glob that matches `text`. An ACL rule cannot hold a space, and a shell would eat a quote.
+fn pattern(text: &str) -> String {
+    let mut glob = String::new();
+    for c in text.chars() {
+        match c {
+            ' ' | '"' | '\'' | '\\' | '`' | '$' => glob.push('?'),
+            '*' | '?' | '[' | ']' => glob.extend(['\\', c]),
+            _ => glob.push(c),
+        }
+    }
+    glob
+}
+
+/// What `err` means.
+pub(super) fn fault(err: &RedisError, at: &At<'_>) -> Fault {
+    let address = at.address;
+    let closed = |trouble| Fault { trouble, closes: true };
+    match (Cut::of(err), err.kind()) {
+        (Some(Cut::Cancelled), _) => closed(Trouble::Interrupted),
+        (Some(Cut::Late), _) => closed(Trouble::Unknown(format!("{address} did not answer in time"))),
+        (Some(Cut::TooLarge), _) => closed(Trouble::Unknown(format!("{address} sends an answer without end"))),
+        (None, ErrorKind::Parse) => {
+            let text =
+                format!("{address} does not speak the Redis protocol; check host and port, and whether it wants TLS");
+            closed(Trouble::Config(text))
+        }
+        (None, ErrorKind::Io) => {
+            let why = match io_of(err) {
+                Some(io) if io.kind() == std::io::ErrorKind::UnexpectedEof => "it was closed".to_owned(),
+                _ => words(&err.to_string()),
+            };
+            closed(Trouble::Unknown(format!("{address} broke the connection: {why}")))
+        }
+        (None, _) => match err.code() {
+            Some(code) => server_error(code, err.detail().unwrap_or_default(), at),
+            None => closed(Trouble::Config(format!(
+                "{address} gave an answer that makes no sense: {}",
+                words(&err.to_string())
+            ))),
+        },
+    }
+}
+
+fn server_error(code: &str, detail: &str, at: &At<'_>) -> Fault {
+    let address = at.address;
+    let (code, detail) = innermost(code, detail);
+    let said = if code == "ERR" { words(detail) } else { format!("{} {}", words(code), words(detail)) };
+    let later = |closes| Fault { trouble: Trouble::Later(format!("{address} cannot do it just now: {said}")), closes };
+    let refused = |what: String| Fault { trouble: Trouble::Refused(what), closes: true };
+    let config = |what: &str| Fault { trouble: Trouble::Config(format!("{address} {what}: {said}")), closes: false };
+    match code {
+        "NOPERM" => Fault {
+            trouble: Trouble::Refused(format!(
+                "{address} lacks a right for user {}: {said}; grant it with: {}",
+                at.user(),
+                at.rule()
+            )),
+            closes: false,
+        },
+        "NOAUTH" => {
+            refused(format!("{address} wants a login: {said}; give a --password-file, and a user as redis://user@host"))
+        }
+        "WRONGPASS" => refused(format!(
+            "{address} refuses the login of user {}: {said}; check the user and the password file",
+            at.user()
+        )),
+        "DENIED" => refused(format!("{address} refuses connections: {said}")),
+        "READONLY" | "MOVED" | "ASK" | "UNBLOCKED" | "MASTERDOWN" => later(true),
+        "CROSSSLOT" | "WRONGTYPE" => config("has something in the way of the key's side keys"),
+        "ERR" => {
+            let text = detail.to_ascii_lowercase();
+            let says = |part: &str| text.contains(part);
+            if says("max number of clients") {
+                later(true)
+            } else if says("without any password") || says("invalid password") || says("no password is set") {
+                refused(format!("{address} refuses the login: {said}"))
+            } else if says("unknown command")
+                || says("unknown redis command")
+                || says("non deterministic")
+                || says("number of arguments")
+            {
+                config("is too old or has a command renamed; Redis 6.0 or Valkey 7.2 is needed")
+            } else if says("db index") || says("select is not allowed") {
+                config("has no such database")
+            } else {
+                later(false)
+            }
+        }
+        _ => later(false),
+    }
+}
+
+/// The error behind a script's: servers before 7 wrap what stopped it, and all wrap an ACL's refusal.
+fn innermost<'a>(code: &'a str, detail: &'a str) -> (&'a str, &'a str) {
+    let wrapped = detail.split_once(": -").map(|(_, inner)| inner.split_once(' ').unwrap_or((inner, "")));
+    match wrapped {
+        Some((inner, rest)) if code == "ERR" && inner.bytes().all(|b| b.is_ascii_uppercase()) => (inner, rest),
+        _ if is_script_refusal(detail) => ("NOPERM", detail),
+        _ => (code, detail),
+    }
+}
+
+fn is_script_refusal(detail: &str) -> bool {
+    detail.contains("The user executing the script can't") || detail.contains("ACL failure in script")
+}
+
+/// The server's words on one line, without the trace that a script's error ends in.
+fn words(text: &str) -> String {
+    let plain = text.split(" script: ").next().unwrap_or(text).trim();
+    let mut line: String = plain.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MOST_WORDS).collect();
+    if plain.chars().nth(MOST_WORDS).is_some() {
+        line.push('…');
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::redis::script;
+
+    fn told(answer: &str) -> Fault {
+        let address = Address::parse_tcp("app:hunter2@db1").unwrap();
+        let key = Key::parse("job:b").unwrap();
+        let err = redis::parse_redis_value(format!("-{answer}\r\n").as_bytes())
+            .and_then(redis::Value::extract_error)
+            .unwrap_err();
+        let fault = fault(&err, &At { address: &address, key: Some(&key), wants: Wants::Change });
+        let text = fault.trouble.to_string();
+        assert!(!text.contains("hunter2") && !text.contains('\n') && !text.contains("@user_script"), "{text}");
+        fault
+    }
+
+    #[test]
+    fn what_passes_is_tried_again() {
+        for (answer, closes) in [
+            ("READONLY You can't write against a read only replica. script: 78, on @user_script:1.", true),
+            ("MOVED 12182 127.0.0.1:21406", true),
+            ("UNBLOCKED force unblock from blocking operation", true),
+            ("MASTERDOWN Link with MASTER is down", true),
+            ("LOADING Redis is loading the dataset in memory", false),
+            ("CLUSTERDOWN Hash slot not served", false),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", false),
+            ("BUSY Redis is busy running a script.", false),
+            ("NOREPLICAS Not enough good replicas to write.", false),
+            ("OOM command not allowed when used memory > 'maxmemory'. script: 78, on @user_script:30.", false),
+            ("MISCONF Redis is configured to save RDB snapshots", false),
+            ("NOSCRIPT No matching script.", false),
+            ("ERR max number of clients reached", true),
+            ("ERR Error running script (call to f_78): @user_script:1: -OOM command not allowed", false),
+            ("ERR Error running script (call to f_78): @user_script:1: -READONLY You can't", true),
+            ("ERR upstream failure", false),
+            ("NEWCODE what may this be", false),
+        ] {
+            let fault = told(answer);
+            assert!(matches!(fault.trouble, Trouble::Later(_)), "{answer}: {fault:?}");
+            assert_eq!(fault.closes, closes, "{answer}");
+        }
+        let Trouble::Later(text) = told("OOM command not allowed. script: 7, on @user_script:3.").trouble else {
+            panic!()
+        };
+        assert_eq!(text, "redis://db1:6379 cannot do it just now: OOM command not allowed.");
+    }
+
+    #[test]
+    fn a_missing_right_comes_with_the_rule() {
+        for answer in [
+            "NOPERM this user has no permissions to run the 'eval' command",
+            "NOPERM No permissions to access a key",
+            "ERR The user executing the script can't run this command or subcommand script: 7, on @user_script:1.",
+            "ERR The user executing the script can't access at least one of the keys mentioned in the command arguments",
+            "ERR ACL failure in script: User app has no permissions to run the 'xadd' command script: 7, on @user_script:1.",
+            "NOPERM ACL failure in script: User app has no permissions",
+            "ERR Error running script (call to f_78): @user_script:1: -NOPERM this user has no permissions",
+        ] {
+            let Trouble::Refused(text) = told(answer).trouble else { panic!("{answer}") };
+            assert!(text.contains("ACL SETUSER app ~job:b ~job:b:rlock1:* +eval +evalsha +blpop +del "), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_refused_login_and_a_wrong_server() {
+        for answer in [
+            "NOAUTH Authentication required.",
+            "WRONGPASS invalid username-password pair or user is disabled.",
+            "DENIED Redis is running in protected mode",
+            "ERR AUTH <password> called without any password configured for the default user.",
+            "ERR invalid password",
+        ] {
+            assert!(matches!(told(answer).trouble, Trouble::Refused(_)), "{answer}");
+        }
+        for answer in [
+            "ERR unknown command 'EVALSHA', with args beginning with:",
+            "ERR DB index is out of range",
+            "ERR SELECT is not allowed in cluster mode",
+            "CROSSSLOT Keys in request don't hash to the same slot",
+            "WRONGTYPE Operation against a key holding the wrong kind of value",
+            "ERR wrong number of arguments for 'auth' command",
+        ] {
+            assert!(matches!(told(answer).trouble, Trouble::Config(_)), "{answer}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_matches_its_key() {
+        assert_eq!(pattern("a b*c[d]\"e\\f"), "a?b\\*c\\[d\\]?e?f");
+    }
+
+    #[test]
+    fn words_are_one_short_line() {
+        assert_eq!(words("a\r\nb\u{1b}[31m script: 7"), "a  b [31m");
+        assert_eq!(words(&"x".repeat(500)).chars().count(), MOST_WORDS + 1);
+    }
+
+    #[test]
+    fn the_rule_names_what_the_script_calls() {
+        let mut called: Vec<_> = script::SOURCE
+            .split("call('")
+            .skip(1)
+            .filter_map(|rest| rest.split('\'').next())
+            .map(str::to_ascii_lowercase)
+            .collect();
+        called.sort();
+        called.dedup();
+        assert_eq!(called.join(" "), SCRIPT);
+    }
+}
