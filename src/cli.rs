@@ -66,27 +66,35 @@ pub struct Global {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Task {
-    /// Run a command while holding the lock
+    /// Run a command while holding the lock.
+    ///
+    /// Waits for the lock unless -n is given, runs the command, and gives the lock back. The command keeps stdin, stdout,
+    /// stderr, its terminal and its exit code. It finds RLOCK_KEY, RLOCK_TOKEN (a number that only grows for a key, for a
+    /// resource that can refuse an older one) and RLOCK_CLAIM in its environment.
     Run(Box<Run>),
-    /// Show who holds a key and who waits for it
+    /// Show who holds a key and who waits for it.
+    ///
+    /// Ends with 1 when one of the keys is free. A lock that is not rlock's is shown for what it is.
     Inspect(Inspect),
-    /// List the keys that somebody holds or waits for
+    /// List the keys that somebody holds or waits for.
     List(List),
-    /// Print how long the lease of a key still runs
+    /// Print how long the lease of a key still runs.
+    ///
+    /// A holder that lives renews its lease, so this is not when the key will be free. Ends with 1 when one of the keys
+    /// is free.
     Ttl(Ttl),
-    /// Take a key away from its holder
+    /// Take a key away from its holder.
+    ///
+    /// Shows the holder and asks. Then the holder's rlock is told to stop its command; the key passes when the command is
+    /// dead, or when the lease of a holder that does not answer runs out. Waits until the key has passed.
     ForceRelease(ForceRelease),
-    /// Print the completions of a shell
+    /// Print the completions of a shell.
     Completions(Completions),
 }
 
-/// Run a command while holding the lock.
-///
-/// Waits for the lock unless -n is given, runs the command, and gives the lock back. The command keeps stdin, stdout,
-/// stderr, its terminal and its exit code. It finds RLOCK_KEY, RLOCK_TOKEN (a number that only grows for a key, for a
-/// resource that can refuse an older one) and RLOCK_CLAIM in its environment.
+/// What `run` takes.
 #[derive(Debug, Args)]
-#[command(after_long_help = AFTER_RUN)]
+#[command(after_long_help = AFTER_RUN, override_usage = "rlock run [OPTIONS] -k <KEY> [--] <COMMAND>...\n       rlock run [OPTIONS] -k <KEY> -c <STRING>")]
 pub struct Run {
     /// What to lock: 1 to 512 bytes of text
     #[arg(short, long = "key", value_name = "KEY", required = true)]
@@ -151,9 +159,7 @@ pub enum OnLost {
     Warn,
 }
 
-/// Show who holds a key and who waits for it.
-///
-/// Ends with 1 when one of the keys is free. A lock that is not rlock's is shown for what it is.
+/// What `inspect` takes.
 #[derive(Debug, Args)]
 #[command(
     after_long_help = "Examples:\n  rlock inspect job:backup\n  rlock inspect --json job:backup | jq -r .holders[].host"
@@ -164,7 +170,7 @@ pub struct Inspect {
     pub keys: Vec<OsString>,
 }
 
-/// List the keys that somebody holds or waits for.
+/// What `list` takes.
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  rlock list\n  rlock list 'job:*'")]
 pub struct List {
@@ -173,10 +179,7 @@ pub struct List {
     pub pattern: Option<OsString>,
 }
 
-/// Print how long the lease of a key still runs.
-///
-/// A holder that lives renews its lease, so this is not when the key will be free. Ends with 1 when one of the keys
-/// is free.
+/// What `ttl` takes.
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  rlock ttl job:backup\n  rlock ttl --ms job:backup")]
 pub struct Ttl {
@@ -188,10 +191,7 @@ pub struct Ttl {
     pub ms: bool,
 }
 
-/// Take a key away from its holder.
-///
-/// Shows the holder and asks. Then the holder's rlock is told to stop its command; the key passes when the command is
-/// dead, or when the lease of a holder that does not answer runs out. Waits until the key has passed.
+/// What `force-release` takes.
 #[derive(Debug, Args)]
 #[command(after_long_help = AFTER_FORCE_RELEASE)]
 pub struct ForceRelease {
@@ -212,7 +212,7 @@ pub struct ForceRelease {
     pub wait: Option<String>,
 }
 
-/// Print the completions of a shell.
+/// What `completions` takes.
 #[derive(Debug, Args)]
 pub struct Completions {
     /// Which shell
@@ -265,7 +265,7 @@ Examples:
 const AFTER_FORCE_RELEASE: &str = "\
 Exit codes:
   0    the key has passed, or was not held
-  1    left alone: another claim holds it, the answer was no, or it is not rlock's and --now was not given
+  1    left alone: held by another claim, not confirmed, or not rlock's and without --now
   64   nobody is there to answer: give --yes
   75   the key has not passed within -w
 

@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::report::{Voice, store_error};
 use crate::settings::Settings;
 use crate::store::{self, Cancel, Key, Look, Reply, Store, Trouble};
-use crate::text::short;
+use crate::text::{escape_json, short};
 use crate::timing;
 
 /// The longest pause between two tries.
@@ -85,15 +85,11 @@ impl Desk {
             };
             let may_pass = matches!(trouble, Trouble::Unknown(_) | Trouble::Later(_));
             if !may_pass || end.left() <= pause {
-                return Err(store_error(&self.name(), &trouble, most).into());
+                return Err(store_error(&trouble, most).into());
             }
             if !told && Boot::now().since(start) >= Duration::from_secs(1) {
                 told = true;
-                self.voice.say(&format!(
-                    "no answer from {} yet ({trouble}); trying for another {}",
-                    self.name(),
-                    short(end.left())
-                ));
+                self.voice.say(&format!("{trouble}; trying for another {}", short(end.left())));
             }
             self.pause(pause)?;
             pause = (pause * 2).min(LONGEST_PAUSE);
@@ -122,5 +118,5 @@ impl Desk {
 /// One JSON object on a line.
 fn json(view: &impl serde::Serialize) -> anyhow::Result<String> {
     let text = serde_json::to_string(view).map_err(|error| Error::Software(format!("cannot write JSON: {error}")))?;
-    Ok(text + "\n")
+    Ok(escape_json(&text) + "\n")
 }

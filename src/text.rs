@@ -63,6 +63,21 @@ fn is_deceptive(c: char) -> bool {
         | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
+/// JSON with the characters that [`escape`] escapes written as `\u202e`: it says the same, and can be looked at.
+pub fn escape_json(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c.is_control() || is_deceptive(c) {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                let _ = write!(out, "\\u{unit:04x}");
+            }
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
 /// `text` cut at a character's border to at most `most` bytes.
 pub fn cut(text: &str, most: usize) -> &str {
     let end = (0..=most.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
@@ -120,6 +135,15 @@ mod tests {
         assert_eq!(escape(&escape("\x1b")), escape("\x1b"));
         assert_eq!(shown_bytes(b"ok\xff\xfe\x1b", 80), r"ok\xff\xfe\x1b");
         assert_eq!(shown_bytes(b"\xe9\x8d", 80), r"\xe9\x8d");
+    }
+
+    #[test]
+    fn json_says_the_same_when_escaped() {
+        let text = "ü\u{9b}\u{202e}\u{e0001}\n\u{1}\"";
+        let json = serde_json::to_string(text).unwrap();
+        let escaped = escape_json(&json);
+        assert_eq!(escaped, r#""ü\u009b\u202e\udb40\udc01\n\u0001\"""#);
+        assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), text);
     }
 
     #[test]

@@ -29,18 +29,16 @@ pub fn inspect_hint(key: &str) -> String {
     format!("see: rlock inspect {}", quoted(key))
 }
 
-/// What a store's trouble means after `within` of asking: the error with its code, naming the store.
-pub fn store_error(name: &str, trouble: &Trouble, within: Duration) -> Error {
+/// What a store's trouble means after `within` of asking: the error with its code. The trouble names the store.
+pub fn store_error(trouble: &Trouble, within: Duration) -> Error {
+    let within = short(within);
     match trouble {
         Trouble::Unknown(text) => Error::Unavailable(format!(
-            "no answer from {name} within {}: {text}; see whether it runs and can be reached from here",
-            short(within)
+            "{text}; no answer within {within}, see whether it runs and can be reached from here"
         )),
-        Trouble::Later(text) => {
-            Error::Unavailable(format!("{name} could not do it within {}: {text}; see to the server", short(within)))
-        }
-        Trouble::Refused(text) => Error::Refused(format!("{name} refused: {text}")),
-        Trouble::Config(text) => Error::Config(format!("{name}: {text}")),
+        Trouble::Later(text) => Error::Unavailable(format!("{text}; not done within {within}, see to the server")),
+        Trouble::Refused(text) => Error::Refused(text.clone()),
+        Trouble::Config(text) => Error::Config(text.clone()),
         Trouble::Interrupted => Error::Software("a request was interrupted".into()),
     }
 }

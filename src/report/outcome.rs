@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::settings::ReportTarget;
 use crate::store::Key;
 use crate::sys;
+use crate::text::escape_json;
 
 /// How long writing the report may take.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -136,12 +137,12 @@ impl ReportFile {
 
     /// Writes it, in one write. Takes at most 2 s; an error is the rest of "the report …".
     pub fn write(mut self, report: &Report) -> Result<(), String> {
-        let mut line = serde_json::to_vec(report).map_err(|error| format!("cannot be made: {error}"))?;
-        line.push(b'\n');
+        let line = serde_json::to_string(report).map_err(|error| format!("cannot be made: {error}"))?;
+        let line = escape_json(&line) + "\n";
         let (done, written) = mpsc::channel();
         std::thread::spawn(move || {
             // Whoever asked may have given up.
-            let _ = done.send(self.0.write_all(&line));
+            let _ = done.send(self.0.write_all(line.as_bytes()));
         });
         match written.recv_timeout(LIMIT) {
             Ok(result) => result.map_err(|error| format!("was not written: {error}")),
