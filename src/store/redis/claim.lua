@@ -230,6 +230,7 @@ local function serve()
     local who = redis.call('ZRANGE', QUEUE, 0, 0)[1]
     local head = who and waiter(who)
     if not who then
+      redis.call('DEL', WAITERS)
       return
     elseif not head or head.ends <= now then
       unqueue(who)
@@ -321,9 +322,6 @@ function operations.ask()
     -- A wake-up of an earlier place says nothing about this one.
     redis.call('DEL', WAKE)
     local last = redis.call('ZREVRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
-    if not last then
-      redis.call('DEL', WAITERS)
-    end
     redis.call('ZADD', QUEUE, int(tonumber(last or 0) + 1), id)
     beat(entry)
     place = redis.call('ZRANK', QUEUE, id)

@@ -282,3 +282,101 @@ fn state(socket: &OwnedFd) -> nix::Result<bool> {
         Err(errno) => Err(errno),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::net::TcpListener;
+    use std::os::unix::net::UnixListener;
+
+    use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+    use nix::sys::socket::{Backlog, bind, listen};
+
+    fn soon() -> Boot {
+        Boot::now() + Duration::from_secs(2)
+    }
+
+    fn cancel() -> Cancel {
+        Cancel::new().unwrap()
+    }
+
+    /// An address that lets no connection come about: its backlog is full. And what keeps it so.
+    fn silent() -> (SocketAddr, Vec<OwnedFd>) {
+        let fd = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        bind(fd.as_raw_fd(), &SockaddrStorage::from(SocketAddr::from(([127, 0, 0, 1], 0)))).unwrap();
+        listen(&fd, Backlog::new(0).unwrap()).unwrap();
+        let own: SockaddrStorage = getsockname(fd.as_raw_fd()).unwrap();
+        let address = SocketAddr::from(([127, 0, 0, 1], own.as_sockaddr_in().unwrap().port()));
+        let mut kept = vec![fd];
+        for _ in 0..4 {
+            kept.push(begin(AddressFamily::Inet, &own).unwrap());
+        }
+        (address, kept)
+    }
+
+    #[test]
+    fn a_silent_address_does_not_eat_the_time_of_the_next() {
+        let (silent, _kept) = silent();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let alive = listener.local_addr().unwrap();
+        let by = soon();
+        let fd = connect_tcp(&[silent, silent, alive], &cancel(), by).unwrap();
+        assert!(by.left() > Duration::from_millis(500));
+        assert_eq!(getpeername::<SockaddrStorage>(fd.as_raw_fd()).unwrap(), SockaddrStorage::from(alive));
+        assert!(FdFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFD).unwrap()).contains(FdFlag::FD_CLOEXEC));
+        assert!(getsockopt(&fd, sockopt::TcpNoDelay).unwrap());
+        // With nobody else the time is used up, and no more than that.
+        let by = Boot::now() + Duration::from_millis(200);
+        let err = RedisError::from(connect_tcp(&[silent], &cancel(), by).unwrap_err());
+        assert_eq!(Cut::of(&err), Some(Cut::Late));
+        assert!(by.left().is_zero() && Boot::now().since(by) < Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_refused_address_leads_to_the_next_at_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let alive = listener.local_addr().unwrap();
+        let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        assert!(connect_tcp(&[closed, alive], &cancel(), soon()).is_ok());
+        let by = soon();
+        assert_eq!(connect_tcp(&[closed, closed], &cancel(), by).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        assert!(by.left() > Duration::from_secs(1));
+        assert!(connect_tcp(&[], &cancel(), by).is_err());
+    }
+
+    #[test]
+    fn a_unix_socket_whose_backlog_is_full_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        listen(&listener, Backlog::new(0).unwrap()).unwrap();
+        let _first = connect_unix(&path, &cancel(), soon()).unwrap();
+        let by = Boot::now() + Duration::from_millis(100);
+        let err = RedisError::from(connect_unix(&path, &cancel(), by).unwrap_err());
+        assert_eq!(Cut::of(&err), Some(Cut::Late));
+        let fired = cancel();
+        fired.fire();
+        let err = RedisError::from(connect_unix(&path, &fired, soon()).unwrap_err());
+        assert_eq!(Cut::of(&err), Some(Cut::Cancelled));
+        let accepting = std::thread::spawn(move || (listener.accept().unwrap(), listener));
+        assert!(connect_unix(&path, &cancel(), soon()).is_ok());
+        accepting.join().unwrap();
+    }
+
+    #[test]
+    fn a_look_up_goes_on_where_the_last_try_left_it() {
+        let (sender, result) = channel();
+        let done = cancel();
+        let mut under_way = Some(Lookup { result, done: done.clone() });
+        let by = Boot::now() + Duration::from_millis(50);
+        assert!(look_up(&mut under_way, "host", 1, &cancel(), by).is_err());
+        assert!(by.left().is_zero() && under_way.is_some());
+        let found = vec![SocketAddr::from(([127, 0, 0, 1], 1))];
+        sender.send(Ok(found.clone())).unwrap();
+        done.fire();
+        assert_eq!(look_up(&mut under_way, "host", 1, &cancel(), soon()).unwrap(), found);
+        assert!(under_way.is_none());
+        assert!(!look_up(&mut None, "localhost", 1, &cancel(), soon()).unwrap().is_empty());
+    }
+}

@@ -106,60 +106,94 @@ pub(super) fn fault(err: &RedisError, at: &At<'_>) -> Fault {
     }
 }
 
-fn server_error(code: &str, detail: &str, at: &At<'_>) -> Fault {
-    let address = at.address;
-    let (code, detail) = innermost(code, detail);
-    let said = if code == "ERR" { words(detail) } else { format!("{} {}", words(code), words(detail)) };
-    let later = |closes| Fault { trouble: Trouble::Later(format!("{address} cannot do it just now: {said}")), closes };
-    let refused = |what: String| Fault { trouble: Trouble::Refused(what), closes: true };
-    let config = |what: &str| Fault { trouble: Trouble::Config(format!("{address} {what}: {said}")), closes: false };
+/// What an error answer comes down to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meaning {
+    /// Not just now; the connection is of no more use where it `closes`.
+    Later {
+        closes: bool,
+    },
+    NoRight,
+    NoLogin,
+    BadLogin,
+    Denied,
+    InTheWay,
+    TooOld,
+    NoDatabase,
+}
+
+fn meaning(code: &str, detail: &str) -> Meaning {
     match code {
-        "NOPERM" => Fault {
-            trouble: Trouble::Refused(format!(
-                "{address} lacks a right for user {}: {said}; grant it with: {}",
-                at.user(),
-                at.rule()
-            )),
-            closes: false,
-        },
-        "NOAUTH" => {
-            refused(format!("{address} wants a login: {said}; give a --password-file, and a user as redis://user@host"))
-        }
-        "WRONGPASS" => refused(format!(
-            "{address} refuses the login of user {}: {said}; check the user and the password file",
-            at.user()
-        )),
-        "DENIED" => refused(format!("{address} refuses connections: {said}")),
-        "READONLY" | "MOVED" | "ASK" | "UNBLOCKED" | "MASTERDOWN" => later(true),
-        "CROSSSLOT" | "WRONGTYPE" => config("has something in the way of the key's side keys"),
-        "ERR" => {
-            let text = detail.to_ascii_lowercase();
-            let says = |part: &str| text.contains(part);
-            if says("max number of clients") {
-                later(true)
-            } else if says("without any password") || says("invalid password") || says("no password is set") {
-                refused(format!("{address} refuses the login: {said}"))
-            } else if says("unknown command")
-                || says("unknown redis command")
-                || says("non deterministic")
-                || says("number of arguments")
-            {
-                config("is too old or has a command renamed; Redis 6.0 or Valkey 7.2 is needed")
-            } else if says("db index") || says("select is not allowed") {
-                config("has no such database")
-            } else {
-                later(false)
-            }
-        }
-        _ => later(false),
+        "NOPERM" => Meaning::NoRight,
+        "NOAUTH" => Meaning::NoLogin,
+        "WRONGPASS" => Meaning::BadLogin,
+        "DENIED" => Meaning::Denied,
+        // The server is the wrong one now; the next connection may find the right one.
+        "READONLY" | "MOVED" | "ASK" | "UNBLOCKED" | "MASTERDOWN" => Meaning::Later { closes: true },
+        "CROSSSLOT" | "WRONGTYPE" => Meaning::InTheWay,
+        "ERR" => by_words(&detail.to_ascii_lowercase()),
+        _ => Meaning::Later { closes: false },
     }
 }
 
-/// The error behind a script's: servers before 7 wrap what stopped it, and all wrap an ACL's refusal.
+/// What an error without a code of its own comes down to. One that nobody knows may pass: it is a proxy's, most likely.
+fn by_words(detail: &str) -> Meaning {
+    let says = |parts: &[&str]| parts.iter().any(|part| detail.contains(part));
+    if says(&["max number of clients"]) {
+        Meaning::Later { closes: true }
+    } else if says(&["unauthenticated"]) {
+        // From one who has not logged in the server takes no request of more than ten words.
+        Meaning::NoLogin
+    } else if says(&["without any password", "invalid password", "no password is set"]) {
+        Meaning::BadLogin
+    } else if says(&["unknown command", "unknown redis command", "non deterministic", "number of arguments"]) {
+        Meaning::TooOld
+    } else if says(&["db index", "select is not allowed"]) {
+        Meaning::NoDatabase
+    } else {
+        Meaning::Later { closes: false }
+    }
+}
+
+fn server_error(code: &str, detail: &str, at: &At<'_>) -> Fault {
+    let (address, user) = (at.address, at.user());
+    let (code, detail) = innermost(code, detail);
+    let said = if code == "ERR" { words(detail) } else { format!("{} {}", words(code), words(detail)) };
+    let refused = |closes, text| Fault { trouble: Trouble::Refused(text), closes };
+    let config = |what| Fault { trouble: Trouble::Config(format!("{address} {what}: {said}")), closes: false };
+    match meaning(code, detail) {
+        Meaning::Later { closes } => {
+            Fault { trouble: Trouble::Later(format!("{address} cannot do it just now: {said}")), closes }
+        }
+        Meaning::NoRight => {
+            refused(false, format!("{address} lacks a right for user {user}: {said}; grant it with: {}", at.rule()))
+        }
+        Meaning::NoLogin => refused(
+            true,
+            format!("{address} wants a login: {said}; give a --password-file, and a user as redis://user@host"),
+        ),
+        Meaning::BadLogin => refused(
+            true,
+            format!("{address} refuses the login of user {user}: {said}; check the user and the password file"),
+        ),
+        Meaning::Denied => refused(true, format!("{address} refuses connections: {said}")),
+        Meaning::InTheWay => config("has something in the way of the key's side keys"),
+        Meaning::TooOld => config("is too old or has a command renamed; Redis 6.0 or Valkey 7.2 is needed"),
+        Meaning::NoDatabase => config("has no such database"),
+    }
+}
+
+/// The error behind that of a script or of a transaction: servers before 7 wrap what stopped a script, and all wrap an
+/// ACL's refusal.
 fn innermost<'a>(code: &'a str, detail: &'a str) -> (&'a str, &'a str) {
-    let wrapped = detail.split_once(": -").map(|(_, inner)| inner.split_once(' ').unwrap_or((inner, "")));
+    let wrapped = detail
+        .split_once(": -")
+        .or_else(|| detail.split_once("because of: "))
+        .map(|(_, inner)| inner.split_once(' ').unwrap_or((inner, "")));
     match wrapped {
-        Some((inner, rest)) if code == "ERR" && inner.bytes().all(|b| b.is_ascii_uppercase()) => (inner, rest),
+        Some((inner, rest)) if matches!(code, "ERR" | "EXECABORT") && inner.bytes().all(|b| b.is_ascii_uppercase()) => {
+            (inner, rest)
+        }
         _ if is_script_refusal(detail) => ("NOPERM", detail),
         _ => (code, detail),
     }
@@ -236,6 +270,7 @@ mod tests {
             "ERR The user executing the script can't access at least one of the keys mentioned in the command arguments",
             "ERR ACL failure in script: User app has no permissions to run the 'xadd' command script: 7, on @user_script:1.",
             "NOPERM ACL failure in script: User app has no permissions",
+            "EXECABORT Transaction discarded because of: NOPERM this user has no permissions to run the 'exec' command",
             "ERR Error running script (call to f_78): @user_script:1: -NOPERM this user has no permissions",
         ] {
             let Trouble::Refused(text) = told(answer).trouble else { panic!("{answer}") };
@@ -247,6 +282,7 @@ mod tests {
     fn a_refused_login_and_a_wrong_server() {
         for answer in [
             "NOAUTH Authentication required.",
+            "ERR Protocol error: unauthenticated multibulk length",
             "WRONGPASS invalid username-password pair or user is disabled.",
             "DENIED Redis is running in protected mode",
             "ERR AUTH <password> called without any password configured for the default user.",

@@ -5,6 +5,8 @@
 //! The queue is the sorted set `queue` of ids with the hash `waiters` of their entries. `gone` is a sorted set of
 //! traces with their ends: an id is a tombstone, an id behind `c:` a condemned mark.
 
+use std::fmt;
+
 use redis::{Cmd, Value};
 
 use crate::claim::{Answer, Ask, ClaimId, Condemnation, Dropped, Entry, Limit, Renew, Renewal};
@@ -13,7 +15,7 @@ use crate::store::Key;
 /// The script.
 pub const SOURCE: &str = include_str!("claim.lua");
 /// The script's name for `EVALSHA`. A test asks a server for it.
-pub const SHA1: &str = "78717382b7631d49509a1717c7f01a7c459ce945";
+pub const SHA1: &str = "f4bf064088e34482c0703a136cb7eb363282c1a1";
 /// What the key holds while its holders stand in the side key `holders`.
 pub const MARKER: &str = r#"{"rlock":1,"holders":"aside"}"#;
 /// A string longer than this is not rlock's, and is not read.
@@ -118,6 +120,13 @@ impl Call {
 
     fn with_claim(self, limit: Limit, process: bool, record: &str) -> Self {
         self.with(&u32::from(limit)).with(&u8::from(process)).with(&record)
+    }
+}
+
+/// The operation and its arguments, to tell what was sent.
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.args.join(" "))
     }
 }
 
@@ -227,7 +236,7 @@ fn as_text(value: &Value) -> Option<&str> {
     }
 }
 
-fn nonsense(value: &impl std::fmt::Debug) -> String {
+fn nonsense(value: &impl fmt::Debug) -> String {
     let mut text = format!("{value:?}").escape_debug().to_string();
     text.truncate(200);
     format!("the server's answer makes no sense: {text}")

@@ -289,6 +289,18 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_that_always_has_one_more_byte_ends_in_time() {
+        let (mut wire, theirs, _) = pair();
+        let by = wire.by;
+        let flooder =
+            std::thread::spawn(move || while !matches!(nix::unistd::write(&theirs, b"+"), Err(Errno::EPIPE)) {});
+        assert_eq!(Cut::of(&ping(&mut wire).unwrap_err()), Some(Cut::Late));
+        assert!(Boot::now().since(by) < Duration::from_secs(1));
+        drop(wire);
+        flooder.join().unwrap();
+    }
+
+    #[test]
     fn a_cancel_ends_it_at_once() {
         let (mut wire, _theirs, cancel) = pair();
         wire.until(Boot::now() + Duration::from_secs(60));

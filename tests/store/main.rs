@@ -1,0 +1,5 @@
+//! The Redis store and its script on real servers.
+
+mod same;
+mod script;
+mod servers;
