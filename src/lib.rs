@@ -21,7 +21,10 @@
 //! | `report.rs` | every line rlock prints: `report/voice.rs` speaks, `report/lines.rs` and `report/view.rs` word it, `report/who.rs` names a holder, `report/outcome.rs` is `--report` |
 //! | `settings.rs` | what was typed becomes what is meant: `settings/resolve.rs`, `settings/given.rs`, `settings/duration.rs`, `settings/file.rs` |
 //! | `cli.rs` | the command line; its comments are the help and the man pages |
+//! | `keeper.rs` | the process between rlock and the command, that ends the tree when rlock cannot; `keeper/serve.rs` is its side |
+//! | `child.rs` | the command: found, started, ended; `child/tree.rs` is everything below it |
 //! | `signal.rs` | signals: their names, those taken, dying of one |
+//! | `store/redis.rs` | one Redis server: `store/redis/url.rs` and `store/redis/dial.rs` reach it, `store/redis/wire.rs` speaks with an end to every request, `store/redis/script.rs` and `store/redis/claim.lua` are the rule there, `store/redis/look.rs`, `store/redis/list.rs` and `store/redis/foreign.rs` look, `store/redis/errors.rs` says what its errors mean |
 //! | `store.rs` | the port: what is asked of a store, and the only list of stores |
 //! | `claim.rs` | THE RULE: who holds a key, and who is next |
 //! | `error.rs` | why rlock itself did not do its job |
@@ -31,12 +34,14 @@
 //! | `text.rs` | escaping, cutting, durations for people |
 //! | `sys.rs` | the only `unsafe` |
 
+pub mod child;
 pub mod claim;
 pub mod cli;
 pub mod clock;
 pub mod command;
 pub mod error;
 pub mod exit;
+pub mod keeper;
 pub mod report;
 pub mod run;
 pub mod settings;

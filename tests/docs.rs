@@ -1,6 +1,8 @@
 //! What is checked in and can be made from the program is what the program makes: completions, man pages, the
 //! README's blocks. `RLOCK_BLESS=1 cargo test --test docs` rewrites them.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;

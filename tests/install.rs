@@ -1,5 +1,7 @@
 //! `install.sh`, run for real in an empty prefix, and the scripts under shellcheck.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};

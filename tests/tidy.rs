@@ -1,5 +1,7 @@
 //! The house rules: which file may use which, and what nobody may write.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -62,7 +62,7 @@ fn what_is_not_rlocks_is_shown_for_what_it_is() {
     }
     server.rlock(&["ttl", "--ms", "h"]).printed(0, "-1\n");
     server.rlock(&["ttl", "h"]).printed(0, "without end\n");
-    assert!(server.rlock(&["ttl", "s"]).out.starts_with("4"));
+    assert!(server.rlock(&["ttl", "s"]).out.starts_with('4'));
 }
 
 #[test]
