@@ -1,7 +1,12 @@
 //! What users type. The doc comments here are the help and the man pages. Uses nothing else of the crate: values are
 //! taken as text, and `settings.rs` gives them their meaning.
 
-#![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these texts are read as help, where a backquote is noise")]
+#![allow(
+    clippy::doc_markdown,
+    rustdoc::bare_urls,
+    rustdoc::broken_intra_doc_links,
+    reason = "these texts are read as help, where a backquote is noise"
+)]
 #![allow(clippy::struct_excessive_bools, reason = "a switch of the command line is a bool")]
 
 use std::ffi::OsString;

@@ -1,6 +1,6 @@
 //! rlock's words on stderr, one line an event.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::{IsTerminal as _, Stderr, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +21,7 @@ pub struct Voice {
 
 #[derive(Clone)]
 enum To {
-    Here(Arc<Mutex<Pen>>),
+    Here(Arc<Mutex<Pen<Stderr>>>),
     Thread { said: Sender<Said>, kept: Arc<AtomicUsize> },
 }
 
@@ -34,7 +34,7 @@ enum Said {
 impl Voice {
     /// A voice that writes at once, and blocks where stderr does.
     pub fn direct(output: Output) -> Self {
-        Self { output, to: To::Here(Arc::default()) }
+        Self { output, to: To::Here(Arc::new(Mutex::new(Pen::new(std::io::stderr())))) }
     }
 
     /// A voice that never blocks: a thread of its own writes. To be called after the last fork.
@@ -43,7 +43,7 @@ impl Voice {
         let kept = Arc::new(AtomicUsize::new(0));
         let written = Arc::clone(&kept);
         std::thread::spawn(move || {
-            let mut pen = Pen::default();
+            let mut pen = Pen::new(std::io::stderr());
             for said in heard {
                 match said {
                     Said::Line(line) => pen.line(&line),
@@ -135,12 +135,16 @@ fn has_terminal() -> bool {
 }
 
 /// Knows whether a live line stands on the terminal.
-#[derive(Default)]
-struct Pen {
+struct Pen<W> {
+    to: W,
     is_live: bool,
 }
 
-impl Pen {
+impl<W: Write> Pen<W> {
+    fn new(to: W) -> Self {
+        Self { to, is_live: false }
+    }
+
     fn line(&mut self, line: &str) {
         self.write(&format!("rlock: {}\n", escape(line)));
         self.is_live = false;
@@ -160,9 +164,36 @@ impl Pen {
         }
     }
 
-    fn write(&self, text: &str) {
+    fn write(&mut self, text: &str) {
         let wipe = if self.is_live { "\r\x1b[2K" } else { "" };
         // One write, so that lines of several processes do not mix. There is nobody to tell where stderr fails.
-        let _ = std::io::stderr().write_all(format!("{wipe}{text}").as_bytes());
+        let _ = self.to.write_all(format!("{wipe}{text}").as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_live_line_is_replaced_by_the_next_line() {
+        let mut pen = Pen::new(Vec::new());
+        pen.line("a");
+        pen.live("b\n");
+        pen.live("c");
+        pen.line("d");
+        pen.live("e");
+        pen.clear();
+        pen.clear();
+        let text = String::from_utf8(pen.to).unwrap();
+        let wipe = "\r\x1b[2K";
+        assert_eq!(text, format!("rlock: a\nrlock: b\\n{wipe}rlock: c{wipe}rlock: d\nrlock: e{wipe}"));
+    }
+
+    #[test]
+    fn a_live_line_fits_on_one_line() {
+        let mut pen = Pen::new(Vec::new());
+        pen.live(&"x".repeat(10_000));
+        assert!(pen.to.len() < 5_000);
     }
 }
