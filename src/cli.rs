@@ -52,7 +52,7 @@ pub struct Global {
     #[arg(long, global = true, value_name = "FILE", env = "RLOCK_CONFIG", hide_env_values = true)]
     pub config: Option<PathBuf>,
     /// How long the store may be silent before rlock gives up with 69 [default: 30s]
-    #[arg(long, global = true, value_name = "DUR")]
+    #[arg(long, global = true, value_name = "DUR", allow_negative_numbers = true)]
     pub store_timeout: Option<String>,
     /// Read the store's password from this file, again at every connect
     #[arg(long, global = true, value_name = "FILE")]
@@ -108,19 +108,19 @@ pub struct Run {
     ///
     /// rlock renews it every third of this. It is how long others wait when this host dies, and how long the store
     /// may be away before the command is stopped. 5s and more is advised.
-    #[arg(long, value_name = "DUR")]
+    #[arg(long, value_name = "DUR", allow_negative_numbers = true)]
     pub ttl: Option<String>,
     /// Do not wait: end with 75 when the lock is held
     #[arg(short, long, visible_alias = "nb", conflicts_with = "wait")]
     pub nonblock: bool,
     /// Wait at most this long for the lock, then end with 75 [default: for ever]
-    #[arg(short, long, value_name = "DUR", visible_alias = "timeout")]
+    #[arg(short, long, value_name = "DUR", allow_negative_numbers = true, visible_alias = "timeout")]
     pub wait: Option<String>,
     /// Take the lock exclusively, which is the default
     #[arg(short = 'x', long, short_alias = 'e')]
     pub exclusive: bool,
     /// The exit code when the lock is busy [default: 75]
-    #[arg(short = 'E', long, value_name = "N")]
+    #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true)]
     pub conflict_exit_code: Option<String>,
     /// Do nothing, silently and with exit code 0, when the lock is held: -n -q -E 0, the form for cron
     #[arg(long, conflicts_with_all = ["wait", "conflict_exit_code"])]
@@ -132,7 +132,7 @@ pub struct Run {
     #[arg(long, value_name = "SIGNAL")]
     pub signal: Option<String>,
     /// The time between that signal and KILL, at most a third of the ttl [default: a sixth of the ttl, at most 5s]
-    #[arg(long, value_name = "DUR")]
+    #[arg(long, value_name = "DUR", allow_negative_numbers = true)]
     pub kill_after: Option<String>,
     /// A word for people, shown beside the holder
     #[arg(long, value_name = "TEXT")]
@@ -213,7 +213,7 @@ pub struct ForceRelease {
     #[arg(long)]
     pub now: bool,
     /// How long to wait for the key to pass [default: until the lease ends and 2s]
-    #[arg(short, long, value_name = "DUR", conflicts_with = "now")]
+    #[arg(short, long, value_name = "DUR", allow_negative_numbers = true, conflicts_with = "now")]
     pub wait: Option<String>,
 }
 

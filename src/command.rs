@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::report::{Voice, store_error};
 use crate::settings::Settings;
 use crate::store::{self, Cancel, Key, Look, Reply, Store, Trouble};
-use crate::text::{escape_json, short};
+use crate::text::{safe_json, short};
 use crate::timing;
 
 /// The longest pause between two tries.
@@ -117,6 +117,8 @@ impl Desk {
 
 /// One JSON object on a line.
 fn json(view: &impl serde::Serialize) -> anyhow::Result<String> {
-    let text = serde_json::to_string(view).map_err(|error| Error::Software(format!("cannot write JSON: {error}")))?;
-    Ok(escape_json(&text) + "\n")
+    let text = serde_json::to_string(view)
+        .map(|json| safe_json(&json))
+        .map_err(|error| Error::Software(format!("cannot write JSON: {error}")))?;
+    Ok(text + "\n")
 }

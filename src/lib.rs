@@ -17,14 +17,16 @@
 //! | `main.rs` | the process: its words, its end |
 //! | `lib.rs` | this map; from the command line to an exit |
 //! | `command.rs` | the subcommands that look: `command/inspect.rs`, `command/list.rs`, `command/ttl.rs`, `command/force_release.rs`, and `command/completions.rs` |
-//! | `run.rs` | the one event loop: ask, spawn, supervise, release |
-//! | `report.rs` | every line rlock prints: `report/voice.rs` speaks, `report/lines.rs` and `report/view.rs` word it, `report/who.rs` names a holder, `report/outcome.rs` is `--report` |
+//! | `run.rs` | the main job: `run/event_loop.rs` is the one loop, `run/next.rs` decides what it does, `run/wait.rs` obtains the lock, `run/hold.rs` keeps it, `run/worker.rs` is the thread both are done on |
+//! | `nest.rs` | a run inside a run |
+//! | `report.rs` | every line rlock prints: `report/voice.rs` speaks, `report/lines.rs`, `report/run_lines.rs` and `report/view.rs` word it, `report/who.rs` names a holder, `report/outcome.rs` is `--report` |
 //! | `settings.rs` | what was typed becomes what is meant: `settings/resolve.rs`, `settings/given.rs`, `settings/duration.rs`, `settings/file.rs` |
 //! | `cli.rs` | the command line; its comments are the help and the man pages |
 //! | `keeper.rs` | the process between rlock and the command, that ends the tree when rlock cannot; `keeper/serve.rs` is its side |
 //! | `child.rs` | the command: found, started, ended; `child/tree.rs` is everything below it |
 //! | `signal.rs` | signals: their names, those taken, dying of one |
 //! | `store/redis.rs` | one Redis server: `store/redis/url.rs` and `store/redis/dial.rs` reach it, `store/redis/wire.rs` speaks with an end to every request, `store/redis/script.rs` and `store/redis/claim.lua` are the rule there, `store/redis/look.rs`, `store/redis/list.rs` and `store/redis/foreign.rs` look, `store/redis/errors.rs` says what its errors mean |
+//! | `lease.rs` | when to renew, signal and kill, as pure decisions |
 //! | `store.rs` | the port: what is asked of a store, and the only list of stores |
 //! | `claim.rs` | THE RULE: who holds a key, and who is next |
 //! | `error.rs` | why rlock itself did not do its job |

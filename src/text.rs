@@ -63,12 +63,15 @@ fn is_deceptive(c: char) -> bool {
         | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// JSON with the characters that [`escape`] escapes written as `\u202e`: it says the same, and can be looked at.
-pub fn escape_json(json: &str) -> String {
+/// JSON in which what [`escape`] escapes is escaped as JSON does it: a terminal shows it as harmless text, and a reader
+/// gets what was meant.
+pub fn safe_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
+    let mut units = [0; 2];
     for c in json.chars() {
+        // JSON has them inside strings only, those below space escaped already.
         if c.is_control() || is_deceptive(c) {
-            for unit in c.encode_utf16(&mut [0; 2]) {
+            for unit in c.encode_utf16(&mut units) {
                 let _ = write!(out, "\\u{unit:04x}");
             }
         } else {
@@ -127,6 +130,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn json_is_harmless_and_means_the_same() {
+        let text = "a\u{1b}[31m\u{9b}2J\u{202e}b\u{7f}\u{e0041}ü\n";
+        let safe = safe_json(&serde_json::to_string(text).unwrap());
+        assert!(!safe.chars().any(|c| c.is_control() || is_deceptive(c)) && safe.contains('ü'), "{safe}");
+        assert_eq!(serde_json::from_str::<String>(&safe).unwrap(), text);
+    }
+
+    #[test]
     fn nothing_reaches_a_terminal_raw() {
         assert_eq!(escape("a\x1b[2Jb\n\t\r\x7f"), r"a\x1b[2Jb\n\t\r\x7f");
         assert_eq!(escape("\u{85}\u{9b}"), r"\u{85}\u{9b}");
@@ -135,15 +146,6 @@ mod tests {
         assert_eq!(escape(&escape("\x1b")), escape("\x1b"));
         assert_eq!(shown_bytes(b"ok\xff\xfe\x1b", 80), r"ok\xff\xfe\x1b");
         assert_eq!(shown_bytes(b"\xe9\x8d", 80), r"\xe9\x8d");
-    }
-
-    #[test]
-    fn json_says_the_same_when_escaped() {
-        let text = "ü\u{9b}\u{202e}\u{e0001}\n\u{1}\"";
-        let json = serde_json::to_string(text).unwrap();
-        let escaped = escape_json(&json);
-        assert_eq!(escaped, r#""ü\u009b\u202e\udb40\udc01\n\u0001\"""#);
-        assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), text);
     }
 
     #[test]

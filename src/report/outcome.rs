@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::settings::ReportTarget;
 use crate::store::Key;
 use crate::sys;
-use crate::text::escape_json;
+use crate::text::safe_json;
 
 /// How long writing the report may take.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -137,8 +137,8 @@ impl ReportFile {
 
     /// Writes it, in one write. Takes at most 2 s; an error is the rest of "the report …".
     pub fn write(mut self, report: &Report) -> Result<(), String> {
-        let line = serde_json::to_string(report).map_err(|error| format!("cannot be made: {error}"))?;
-        let line = escape_json(&line) + "\n";
+        let json = serde_json::to_string(report).map_err(|error| format!("cannot be made: {error}"))?;
+        let line = safe_json(&json) + "\n";
         let (done, written) = mpsc::channel();
         std::thread::spawn(move || {
             // Whoever asked may have given up.

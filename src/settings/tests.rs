@@ -70,6 +70,7 @@ fn a_ttl_is_2_s_to_24_h() {
             &format!("--ttl `{text}` is out of range; give a duration from 2s to 24h"),
         );
     }
+    refused(&["--ttl", "-1"], "", USAGE, "--ttl `-1` is no duration");
     refused(&["--ttl", "soon"], "", USAGE, "--ttl `soon` is no duration; give one from 2s to 24h");
     refused(&[], "\nttl = 1\n", CONFIG, "/f.toml:2: `ttl` `1` is out of range");
     refused(
@@ -124,7 +125,7 @@ fn skip_is_nonblock_quiet_and_code_0() {
 #[test]
 fn bad_values_name_their_option_and_what_to_give() {
     refused(&["-E", "256"], "", USAGE, "--conflict-exit-code `256` is no exit code; give 0 to 255");
-    refused(&["-E=-1"], "", USAGE, "--conflict-exit-code `-1` is no exit code");
+    refused(&["-E", "-1"], "", USAGE, "--conflict-exit-code `-1` is no exit code");
     refused(&[], "conflict-exit-code = 256", CONFIG, "/f.toml:1: `conflict-exit-code` `256` is no exit code");
     refused(&["--signal", "FOO"], "", USAGE, "--signal `FOO` is no signal; give a name or a number");
     refused(&[], "on-lost = 'cry'", CONFIG, "/f.toml:1: `on-lost` `cry` is unknown; give terminate, kill or warn");
