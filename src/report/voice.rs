@@ -1,0 +1,199 @@
+//! rlock's words on stderr, one line an event.
+
+use std::io::{IsTerminal as _, Stderr, Write};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::settings::Output;
+use crate::text::escape;
+
+/// Lines that are kept while stderr takes none; what comes beyond is left out.
+const MOST_KEPT: usize = 1000;
+
+/// Speaks on stderr. A cheap handle: clones speak with the same voice.
+#[derive(Clone)]
+pub struct Voice {
+    output: Output,
+    to: To,
+}
+
+#[derive(Clone)]
+enum To {
+    Here(Arc<Mutex<Pen<Stderr>>>),
+    Thread { said: Sender<Said>, kept: Arc<AtomicUsize> },
+}
+
+enum Said {
+    Line(String),
+    Live(String),
+    Flush(Sender<()>),
+}
+
+impl Voice {
+    /// A voice that writes at once, and blocks where stderr does.
+    pub fn direct(output: Output) -> Self {
+        Self { output, to: To::Here(Arc::new(Mutex::new(Pen::new(std::io::stderr())))) }
+    }
+
+    /// A voice that never blocks: a thread of its own writes. To be called after the last fork.
+    pub fn start(output: Output) -> Self {
+        let (said, heard) = mpsc::channel();
+        let kept = Arc::new(AtomicUsize::new(0));
+        let written = Arc::clone(&kept);
+        std::thread::spawn(move || {
+            let mut pen = Pen::new(std::io::stderr());
+            for said in heard {
+                match said {
+                    Said::Line(line) => pen.line(&line),
+                    Said::Live(line) => pen.live(&line),
+                    Said::Flush(done) => {
+                        pen.clear();
+                        // Whoever asked may have given up.
+                        let _ = done.send(());
+                    }
+                }
+                written.fetch_sub(1, Ordering::Relaxed);
+            }
+        });
+        Self { output, to: To::Thread { said, kept } }
+    }
+
+    /// How rlock was told to speak.
+    pub fn output(&self) -> Output {
+        self.output
+    }
+
+    /// Whether a live line can be shown.
+    pub fn has_terminal(&self) -> bool {
+        has_terminal()
+    }
+
+    /// Says a line, without its prefix.
+    pub fn say(&self, line: &str) {
+        self.pass(Said::Line(line.to_owned()));
+    }
+
+    /// Says a line about a lock that is busy or waited for.
+    pub fn say_unless_quiet(&self, line: &str) {
+        if !self.output.quiet {
+            self.say(line);
+        }
+    }
+
+    /// Says a line for who wants to know more.
+    pub fn say_verbose(&self, line: &str) {
+        if self.output.verbose {
+            self.say(line);
+        }
+    }
+
+    /// Shows a line that the next one replaces; only on a terminal and unless quiet.
+    pub fn live(&self, line: &str) {
+        if !self.output.quiet && self.has_terminal() {
+            self.pass(Said::Live(line.to_owned()));
+        }
+    }
+
+    /// Waits until everything said is written, at most `within`, and removes the live line.
+    pub fn finish(&self, within: Duration) {
+        let (done, flushed) = mpsc::channel();
+        self.pass(Said::Flush(done));
+        // A stderr that takes nothing is left behind.
+        let _ = flushed.recv_timeout(within);
+    }
+
+    fn pass(&self, what: Said) {
+        match &self.to {
+            To::Here(pen) => {
+                let mut pen = pen.lock().unwrap_or_else(PoisonError::into_inner);
+                match what {
+                    Said::Line(line) => pen.line(&line),
+                    Said::Live(line) => pen.live(&line),
+                    Said::Flush(done) => {
+                        pen.clear();
+                        let _ = done.send(());
+                    }
+                }
+            }
+            To::Thread { said, kept } => {
+                let is_flush = matches!(what, Said::Flush(_));
+                if kept.fetch_add(1, Ordering::Relaxed) >= MOST_KEPT && !is_flush {
+                    kept.fetch_sub(1, Ordering::Relaxed);
+                    return;
+                }
+                // It fails only where the thread is gone, and then nobody can be told.
+                let _ = said.send(what);
+            }
+        }
+    }
+}
+
+fn has_terminal() -> bool {
+    std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// Knows whether a live line stands on the terminal.
+struct Pen<W> {
+    to: W,
+    is_live: bool,
+}
+
+impl<W: Write> Pen<W> {
+    fn new(to: W) -> Self {
+        Self { to, is_live: false }
+    }
+
+    fn line(&mut self, line: &str) {
+        self.write(&format!("rlock: {}\n", escape(line)));
+        self.is_live = false;
+    }
+
+    fn live(&mut self, line: &str) {
+        let width = terminal_size::terminal_size_of(std::io::stderr()).map_or(80, |(width, _)| usize::from(width.0));
+        let line: String = format!("rlock: {}", escape(line)).chars().take(width.saturating_sub(1)).collect();
+        self.write(&line);
+        self.is_live = true;
+    }
+
+    fn clear(&mut self) {
+        if self.is_live {
+            self.write("");
+            self.is_live = false;
+        }
+    }
+
+    fn write(&mut self, text: &str) {
+        let wipe = if self.is_live { "\r\x1b[2K" } else { "" };
+        // One write, so that lines of several processes do not mix. There is nobody to tell where stderr fails.
+        let _ = self.to.write_all(format!("{wipe}{text}").as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_live_line_is_replaced_by_the_next_line() {
+        let mut pen = Pen::new(Vec::new());
+        pen.line("a");
+        pen.live("b\n");
+        pen.live("c");
+        pen.line("d");
+        pen.live("e");
+        pen.clear();
+        pen.clear();
+        let text = String::from_utf8(pen.to).unwrap();
+        let wipe = "\r\x1b[2K";
+        assert_eq!(text, format!("rlock: a\nrlock: b\\n{wipe}rlock: c{wipe}rlock: d\nrlock: e{wipe}"));
+    }
+
+    #[test]
+    fn a_live_line_fits_on_one_line() {
+        let mut pen = Pen::new(Vec::new());
+        pen.live(&"x".repeat(10_000));
+        assert!(pen.to.len() < 5_000);
+    }
+}

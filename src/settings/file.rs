@@ -1,0 +1,205 @@
+//! The one file of defaults: TOML under the long options' names. Unknown keys are errors with file and line.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use toml::de::{DeTable, DeValue};
+
+use crate::error::Error;
+
+/// Where the file is looked for.
+pub const DEFAULT_PATH: &str = "/etc/rlock/config.toml";
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Text,
+    /// A string or a number of seconds.
+    Duration,
+    Number,
+    Switch,
+    /// A string or a list of one.
+    Url,
+}
+
+/// The keys of the file: every option that can have a default.
+const KEYS: &[(&str, Kind)] = &[
+    ("conflict-exit-code", Kind::Number),
+    ("json", Kind::Switch),
+    ("kill-after", Kind::Duration),
+    ("label", Kind::Text),
+    ("no-forward", Kind::Switch),
+    ("nonblock", Kind::Switch),
+    ("on-lost", Kind::Text),
+    ("password-file", Kind::Text),
+    ("quiet", Kind::Switch),
+    ("report", Kind::Text),
+    ("signal", Kind::Text),
+    ("store-timeout", Kind::Duration),
+    ("ttl", Kind::Duration),
+    ("url", Kind::Url),
+    ("verbose", Kind::Switch),
+    ("wait", Kind::Duration),
+];
+
+/// The file's values as text, each with its line.
+#[derive(Debug, Default)]
+pub(super) struct File {
+    path: PathBuf,
+    values: BTreeMap<String, (String, usize)>,
+}
+
+impl File {
+    /// Reads the file. A default that is missing is empty; a `chosen` one that is missing is an error.
+    pub(super) fn read(chosen: Option<&Path>) -> Result<Self, Error> {
+        let path = chosen.unwrap_or(Path::new(DEFAULT_PATH));
+        match std::fs::read_to_string(path) {
+            Ok(text) => Self::parse(path, &text),
+            Err(error) if chosen.is_none() && is_missing(&error) => Ok(Self::default()),
+            Err(error) => Err(Error::Config(format!(
+                "cannot read {}: {error}; {}",
+                path.display(),
+                if chosen.is_some() {
+                    "correct --config or RLOCK_CONFIG"
+                } else {
+                    "let this user read it, or remove it"
+                }
+            ))),
+        }
+    }
+
+    /// The values in `text`, the content of `path`.
+    pub(super) fn parse(path: &Path, text: &str) -> Result<Self, Error> {
+        let at = |line: usize, why: &str| Error::Config(format!("{}:{line}: {why}", path.display()));
+        let table = DeTable::parse(text).map_err(|error| {
+            let line = error.span().map_or(1, |span| line_of(text, span.start));
+            at(line, &error.message().split_whitespace().collect::<Vec<_>>().join(" "))
+        })?;
+        let mut values = BTreeMap::new();
+        for (name, value) in table.get_ref() {
+            let line = line_of(text, name.span().start);
+            let name = name.get_ref().as_ref();
+            let Some((_, kind)) = KEYS.iter().find(|(known, _)| *known == name) else {
+                return Err(at(line, &unknown(name)));
+            };
+            let value = text_of(*kind, value.get_ref()).map_err(|why| at(line, &format!("`{name}` {why}")))?;
+            values.insert(name.to_owned(), (value, line));
+        }
+        Ok(Self { path: path.to_owned(), values })
+    }
+
+    /// The text of a value, and where it stands.
+    pub(super) fn get(&self, name: &str) -> Option<(&str, String)> {
+        debug_assert!(KEYS.iter().any(|(known, _)| *known == name), "{name} is not a key of the file");
+        let (text, line) = self.values.get(name)?;
+        Some((text, format!("{}:{line}: `{name}`", self.path.display())))
+    }
+
+    /// Whether a switch is on.
+    pub(super) fn is_on(&self, name: &str) -> bool {
+        self.get(name).is_some_and(|(text, _)| text == "true")
+    }
+}
+
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+fn line_of(text: &str, at: usize) -> usize {
+    text.bytes().take(at).filter(|b| *b == b'\n').count() + 1
+}
+
+fn unknown(name: &str) -> String {
+    let hyphens = name.replace('_', "-");
+    if KEYS.iter().any(|(known, _)| *known == hyphens) {
+        return format!("unknown key `{name}`; write `{hyphens}`");
+    }
+    let known: Vec<_> = KEYS.iter().map(|(known, _)| *known).collect();
+    format!("unknown key `{name}`; known are {}", known.join(", "))
+}
+
+fn text_of(kind: Kind, value: &DeValue<'_>) -> Result<String, String> {
+    let wants = match (kind, value) {
+        (Kind::Text | Kind::Duration | Kind::Url, DeValue::String(text)) => return Ok(text.to_string()),
+        (Kind::Duration | Kind::Number, DeValue::Integer(number)) if number.radix() == 10 => {
+            return Ok(number.as_str().to_owned());
+        }
+        (Kind::Duration, DeValue::Float(number)) => return Ok(number.as_str().to_owned()),
+        (Kind::Switch, DeValue::Boolean(on)) => return Ok(on.to_string()),
+        (Kind::Url, DeValue::Array(urls)) => {
+            return match urls.iter().map(toml::Spanned::get_ref).collect::<Vec<_>>()[..] {
+                [DeValue::String(url)] => Ok(url.to_string()),
+                _ => Err("must be one URL; several, a quorum, are not offered yet".into()),
+            };
+        }
+        (Kind::Text, _) => "a string",
+        (Kind::Duration, _) => "a duration: a string as \"30s\", or a number of seconds",
+        (Kind::Number, _) => "a whole number",
+        (Kind::Switch, _) => "true or false",
+        (Kind::Url, _) => "a URL: a string as \"redis://db1\"",
+    };
+    Err(format!("must be {wants}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn parse(text: &str) -> Result<File, String> {
+        File::parse(Path::new("/f.toml"), text).map_err(|error| {
+            assert_eq!(error.code(), crate::exit::CONFIG);
+            error.to_string()
+        })
+    }
+
+    #[test]
+    fn values_come_as_text_with_their_line() {
+        let file =
+            parse("# a comment\nurl = [\"redis://a\"]\nttl = 30\nwait = 0.5\nquiet = true\nlabel = 'x'\n").unwrap();
+        assert_eq!(file.get("url"), Some(("redis://a", "/f.toml:2: `url`".into())));
+        assert_eq!(file.get("ttl").unwrap().0, "30");
+        assert_eq!(file.get("wait").unwrap().0, "0.5");
+        assert!(file.is_on("quiet") && !file.is_on("verbose"));
+        assert_eq!(file.get("signal"), None);
+    }
+
+    #[test]
+    fn errors_name_the_file_and_the_line() {
+        for (text, error) in [
+            ("url = 'x'\n\ntll = 3\n", "/f.toml:3: unknown key `tll`; known are conflict-exit-code, json,"),
+            ("store_timeout = 3\n", "/f.toml:1: unknown key `store_timeout`; write `store-timeout`"),
+            ("ttl = true\n", "/f.toml:1: `ttl` must be a duration"),
+            ("ttl = 0x10\n", "/f.toml:1: `ttl` must be a duration"),
+            ("\nquiet = 1\n", "/f.toml:2: `quiet` must be true or false"),
+            ("signal = 15\n", "/f.toml:1: `signal` must be a string"),
+            ("conflict-exit-code = '7'\n", "/f.toml:1: `conflict-exit-code` must be a whole number"),
+            ("url = ['a', 'b', 'c']\n", "/f.toml:1: `url` must be one URL"),
+            ("url = []\n", "/f.toml:1: `url` must be one URL"),
+            ("ttl = 3\nttl = 4\n", "/f.toml:2: duplicate key"),
+            ("ttl = \n", "/f.toml:1: "),
+            ("[run]\nttl = 3\n", "/f.toml:1: unknown key `run`"),
+            ("key = 'a'\n", "/f.toml:1: unknown key `key`"),
+        ] {
+            let said = parse(text).unwrap_err();
+            assert!(said.starts_with(error) && !said.contains('\n'), "{text:?}: {said}");
+        }
+    }
+
+    #[test]
+    fn every_key_is_a_long_option() {
+        let command = crate::cli::Cli::command();
+        let run = command.find_subcommand("run").unwrap();
+        for (name, _) in KEYS {
+            let is_named = |arg: &clap::Arg| arg.get_long() == Some(*name);
+            assert!(command.get_arguments().any(is_named) || run.get_arguments().any(is_named), "{name}");
+        }
+    }
+
+    #[test]
+    fn only_a_chosen_file_must_be_there() {
+        let missing = Path::new("/nonexistent/rlock.toml");
+        assert!(File::read(Some(missing)).unwrap_err().to_string().contains("cannot read /nonexistent/rlock.toml"));
+    }
+}

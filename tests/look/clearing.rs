@@ -1,0 +1,160 @@
+use std::process::Stdio;
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rlock::claim::{Answer, ClaimId, Limit, Renew, Renewal};
+use rlock::clock::Boot;
+
+use super::server::{Ended, Server, key, soon, until};
+
+const DB1: &str = r#""host":"db1","pid":4121,"user":"backup","cmd":"pg_dump""#;
+const ID: ClaimId = ClaimId::from_bits(1);
+const TTL: Duration = Duration::from_secs(60);
+
+/// Renews until told to stop, then takes `dying` to let go.
+fn obey(server: &Server, dying: Duration) {
+    let mut store = server.open();
+    let renew =
+        Renew { id: ID, limit: Limit::EXCLUSIVE, ttl_ms: 60_000, process: true, number: None, record: String::new() };
+    until("it is told to stop", || store.renew(&key("k"), &renew, soon()) == Ok(Renewal::Condemned));
+    assert!(!server.look("k").is_free());
+    thread::sleep(dying);
+    store.drop_claim(&key("k"), ID, TTL, soon()).unwrap();
+}
+
+#[test]
+fn a_free_key_was_not_held() {
+    let server = Server::start();
+    server.rlock(&["force-release", "k"]).is(0, "`k` was not held");
+    server.rlock(&["force-release", "k", "--claim", &ID.to_string()]).is(0, "`k` was not held");
+    let json = server.rlock(&["force-release", "k", "--json"]).json();
+    assert_eq!((&json[0]["outcome"], &json[0]["code"]), (&"not_held".into(), &0.into()));
+}
+
+#[test]
+fn nobody_there_to_ask_is_64() {
+    let server = Server::start();
+    server.ask("k", 1, 60_000, DB1);
+    let ended = server.rlock(&["force-release", "k"]);
+    ended.is(64, "`k` is held by backup@db1 pid 4121 (pg_dump) for");
+    ended.is(64, "give --yes");
+    assert_eq!(server.look("k").condemned, []);
+}
+
+#[test]
+fn the_holder_is_told_to_stop_and_then_the_key_passes() {
+    let server = Server::start();
+    server.ask("k", 1, 60_000, DB1);
+    let dying = Duration::from_millis(300);
+    let ended = thread::scope(|scope| {
+        scope.spawn(|| obey(&server, dying));
+        let start = Boot::now();
+        let ended = server.rlock(&["force-release", "k", "--yes"]);
+        assert!(Boot::now().since(start) >= dying, "it did not wait");
+        ended
+    });
+    ended.is(0, "`k` was held by backup@db1 pid 4121 (pg_dump) for");
+    ended.is(0, "; it has passed");
+    assert!(server.look("k").is_free());
+}
+
+#[test]
+fn a_holder_that_is_gone_lapses_with_its_lease() {
+    let server = Server::start();
+    server.ask("k", 1, 2_000, DB1);
+    server.rlock(&["force-release", "k", "-y", "-w", "0.3"]).is(75, "`k` is still held by backup@db1");
+    server.rlock(&["force-release", "k", "-y"]).is(0, "it has passed");
+    assert!(server.look("k").is_free());
+}
+
+#[test]
+fn a_mark_that_the_store_lost_is_set_again() {
+    let server = Server::start();
+    server.ask("k", 1, 60_000, DB1);
+    let ended = thread::scope(|scope| {
+        scope.spawn(|| {
+            until("it is marked", || !server.look("k").condemned.is_empty());
+            assert_eq!(server.cli(&["DEL", "k:rlock1:gone:{k}"]), "1");
+            obey(&server, Duration::ZERO);
+        });
+        server.rlock(&["force-release", "k", "-y"])
+    });
+    ended.is(0, "it has passed");
+}
+
+#[test]
+fn only_the_claim_that_was_named() {
+    let server = Server::start();
+    server.ask("k", 1, 60_000, DB1);
+    server.ask("k", 2, 60_000, "");
+    let name = |id| ClaimId::from_bits(id).to_string();
+    server.rlock(&["force-release", "k", "-y", "--claim", &name(3)]).is(1, "not by that claim; left alone");
+    server.rlock(&["force-release", "k", "-y", "--claim", &name(2)]).is(0, "waited for `k`; removed");
+    assert_eq!(server.ask("k", 2, 60_000, ""), Answer::Gone);
+    let look = server.look("k");
+    assert!(look.queue.is_empty() && look.condemned.is_empty() && look.holders[0].id == ID);
+}
+
+#[test]
+fn now_passes_the_key_in_the_same_step() {
+    let server = Server::start();
+    server.ask("k", 1, 60_000, DB1);
+    server.ask("k", 2, 60_000, "");
+    let ended = server.rlock(&["force-release", "k", "--yes", "--now", "--json"]);
+    let json = ended.json();
+    assert_eq!(
+        (ended.code, &json[0]["outcome"], &json[0]["holders"][0]["host"]),
+        (Some(0), &"passed_at_once".into(), &"db1".into())
+    );
+    assert_eq!(server.look("k").holders[0].id, ClaimId::from_bits(2));
+    server.ask("other", 3, 60_000, DB1);
+    server.rlock(&["force-release", "other", "-y", "--now"]).is(0, "two may run side by side");
+}
+
+#[test]
+fn what_is_not_rlocks_goes_only_with_now() {
+    let server = Server::start();
+    server.cli(&["SET", "s", "x"]);
+    server.cli(&["RPUSH", "l", "x"]);
+    server.rlock(&["force-release", "s", "-y"]).is(1, "which is not rlock's; left alone; --now removes it");
+    server.rlock(&["force-release", "l", "-y", "--now"]).is(1, "redis-cli DEL l");
+    assert_eq!(server.cli(&["EXISTS", "s", "l"]), "2");
+    server.rlock(&["force-release", "s", "--now"]).is(64, "give --yes");
+    server.rlock(&["force-release", "s", "-y", "--now"]).is(0, "`s` was held by a string");
+    assert_eq!(server.cli(&["EXISTS", "s", "l"]), "1");
+}
+
+#[test]
+fn on_a_terminal_it_shows_the_holder_and_asks() {
+    let server = Server::start();
+    server.ask("k", 1, 60_000, DB1);
+    for no in ["n\n", "\n"] {
+        let ended = server.on_terminal(&["force-release", "k"], no);
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        assert!(
+            ended.out.contains("is held by backup@db1 pid 4121 (pg_dump)") && ended.out.contains("[y/N]"),
+            "{ended:?}"
+        );
+        assert!(ended.out.contains("`k` is left alone"), "{ended:?}");
+    }
+    assert_eq!(server.look("k").condemned, []);
+    let ended = server.on_terminal(&["force-release", "k", "--now"], "y\n");
+    assert!(ended.code == Some(0) && ended.out.contains("passed on at once"), "{ended:?}");
+    assert!(server.look("k").is_free());
+}
+
+#[test]
+fn a_signal_ends_the_wait_and_it_says_what_it_leaves() {
+    let server = Server::start();
+    server.ask("k", 1, 60_000, DB1);
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_rlock"));
+    command.args(["force-release", "k", "-y"]).env("RLOCK_URL", server.url()).env("RLOCK_CONFIG", "/dev/null");
+    let child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    until("the holder is told to stop", || server.look("k").condemned == [ID]);
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).unwrap();
+    let ended = Ended::from(child.wait_with_output().unwrap());
+    assert!(ended.err.contains("the holder of `k` was told to stop all the same"), "{ended:?}");
+    assert_eq!(ended.signal, Some(2), "{ended:?}");
+}
