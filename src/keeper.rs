@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::child::{self, Ending, Left, Program, Tree};
 use crate::clock::Boot;
 use crate::error::Error;
+use crate::lease::Instants;
 use crate::signal::AtEntry;
 use crate::sys;
 
@@ -53,15 +54,6 @@ pub struct Environment {
     pub set: Vec<(String, String)>,
     /// Names that are taken away.
     pub unset: Vec<String>,
-}
-
-/// When the tree is to be stopped, as rlock itself would do it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Instants {
-    /// When the first signal is due; none where there is none (`--on-lost kill`), or where rlock has sent it.
-    pub signal_at: Option<Boot>,
-    /// When KILL is due.
-    pub kill_at: Boot,
 }
 
 /// What the keeper says.
@@ -189,6 +181,11 @@ impl Keeper {
         let _ = transmit(&self.socket, &Order::Done);
         // It may have been stopped.
         let _ = sys::kill(self.pid, libc::SIGCONT);
+    }
+
+    /// Whether it is dead.
+    pub fn is_gone(&self) -> bool {
+        self.gone
     }
 
     /// The keeper's pid, which stays its own as long as this value exists.

@@ -45,13 +45,13 @@ pub enum Loss {
     Condemned,
 }
 
-/// The instants at which the command's tree is signalled and killed; none where that does not happen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// When the command's tree is to be stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instants {
-    /// When the first signal goes out.
+    /// When the first signal is due; none where there is none (`--on-lost kill`), or where it has been sent.
     pub signal_at: Option<Boot>,
-    /// When KILL goes out.
-    pub kill_at: Option<Boot>,
+    /// When KILL is due.
+    pub kill_at: Boot,
 }
 
 /// What must be done to the command now.
@@ -141,14 +141,14 @@ impl Lease {
         }
     }
 
-    /// What the keeper is to do should rlock not be able to.
-    pub fn instants(&self) -> Instants {
+    /// What the keeper is to do should rlock not be able to; none where nothing is to be done.
+    pub fn instants(&self) -> Option<Instants> {
         match (self.phase, self.plan.on_lost) {
-            (Phase::Signalled { kill_at, .. }, _) => Instants { signal_at: None, kill_at: Some(kill_at) },
-            (Phase::Over, _) | (_, OnLost::Warn) => Instants::default(),
-            (Phase::Held, OnLost::Kill) => Instants { signal_at: None, kill_at: Some(self.kill_by_deadline()) },
+            (Phase::Signalled { kill_at, .. }, _) => Some(Instants { signal_at: None, kill_at }),
+            (Phase::Over, _) | (_, OnLost::Warn) => None,
+            (Phase::Held, OnLost::Kill) => Some(Instants { signal_at: None, kill_at: self.kill_by_deadline() }),
             (Phase::Held, OnLost::Terminate) => {
-                Instants { signal_at: Some(self.first_due()), kill_at: Some(self.kill_by_deadline()) }
+                Some(Instants { signal_at: Some(self.first_due()), kill_at: self.kill_by_deadline() })
             }
         }
     }
@@ -248,7 +248,7 @@ mod tests {
     fn an_unrenewed_lease_is_signalled_then_killed_in_time() {
         let mut lease = lease(OnLost::Terminate);
         let (signal_at, kill_at) = (at(24_398), at(29_398));
-        assert_eq!(lease.instants(), Instants { signal_at: Some(signal_at), kill_at: Some(kill_at) });
+        assert_eq!(lease.instants(), Some(Instants { signal_at: Some(signal_at), kill_at }));
         assert_eq!(lease.due(at(24_397)), None);
         assert!(lease.is_held(at(24_397)) && !lease.is_held(at(24_398)));
         assert_eq!(lease.due(at(24_398)), Some(Act::Signal(Loss::Late)));
@@ -272,7 +272,7 @@ mod tests {
         let mut lease = lease(OnLost::Terminate);
         assert_eq!(lease.due(at(24_500)), Some(Act::Signal(Loss::Late)));
         lease.renewed(at(24_600), TTL);
-        assert_eq!(lease.instants(), Instants { signal_at: None, kill_at: Some(at(29_398)) });
+        assert_eq!(lease.instants(), Some(Instants { signal_at: None, kill_at: at(29_398) }));
         assert_eq!(lease.lost(Loss::Gone, at(25_000)), None);
         assert_eq!(lease.due(at(29_398)), Some(Act::Kill(Loss::Late)));
     }
@@ -304,10 +304,10 @@ mod tests {
     #[test]
     fn kill_skips_the_signal_and_warn_only_says() {
         let mut kill = lease(OnLost::Kill);
-        assert_eq!(kill.instants(), Instants { signal_at: None, kill_at: Some(at(29_398)) });
+        assert_eq!(kill.instants(), Some(Instants { signal_at: None, kill_at: at(29_398) }));
         assert_eq!(kill.due(at(29_398)), Some(Act::Kill(Loss::Late)));
         let mut warn = lease(OnLost::Warn);
-        assert_eq!(warn.instants(), Instants::default());
+        assert_eq!(warn.instants(), None);
         assert_eq!((warn.due(at(29_697)), warn.due(at(29_698))), (None, Some(Act::Warn(Loss::Late))));
         assert_eq!(warn.due(at(40_000)), None);
     }

@@ -45,6 +45,7 @@ pub mod error;
 pub mod exit;
 pub mod keeper;
 pub mod lease;
+pub mod nest;
 pub mod report;
 pub mod run;
 pub mod settings;

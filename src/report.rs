@@ -5,6 +5,7 @@
 
 mod lines;
 mod outcome;
+mod run_lines;
 mod view;
 mod voice;
 mod who;
@@ -15,6 +16,10 @@ use crate::error::Error;
 
 pub use lines::{Waiting, busy, held, inspect_hint, store_error};
 pub use outcome::{Outcome, Report, ReportFile};
+pub use run_lines::{
+    cannot_stop, hopeless, keeper_gone, lost, not_renewed, removed, restored, short_ttl, silent, stopped, unreleased,
+    was_not_ours,
+};
 pub use view::{ForeignView, HolderView, KeyView, WaiterView, aligned};
 pub use voice::Voice;
 pub use who::Who;

@@ -1,9 +1,104 @@
-//! Stand-in.
+//! `rlock run`: ask, spawn, supervise, release.
+//!
+//! The parts: `next` decides what happens next and [`crate::lease`] when the command must be stopped, both pure;
+//! `event_loop` carries it out on the thread that owns the deadline, which talks to no store, writes to no pipe that
+//! could be full and looks no name up; `worker`, with `wait` and `hold`, is the store's thread. The lines it says
+//! are in `report`.
+
+mod event_loop;
+mod hold;
+mod next;
+mod wait;
+mod worker;
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use crate::child::Program;
+use crate::claim::{Ask, ClaimId, Limit};
+use crate::clock::Boot;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::settings::{RunSettings, Settings};
+use crate::keeper::{Keeper, Spec};
+use crate::lease::Plan;
+use crate::nest::{self, Nest};
+use crate::report::{Outcome, Report, ReportFile, Voice, Who};
+use crate::settings::{Command, RunSettings, Settings, Wait};
+use crate::signal::Signals;
+use crate::store::{self, Cancel};
 
-/// Stand-in.
-pub fn run(_settings: &Settings, _run: &RunSettings) -> anyhow::Result<Exit> {
-    Err(Error::Software("`run` is not there yet".into()).into())
+use event_loop::EventLoop;
+use next::{Manner, Run};
+use worker::Work;
+
+/// How long the last lines may take: a stuck stderr must not keep rlock.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// Runs the command under the lock. An error is what kept it from being asked for.
+pub fn run(settings: &Settings, run: &RunSettings) -> anyhow::Result<Exit> {
+    // Its descriptor is taken over before anything else is opened.
+    let file = run.report.as_ref().map(ReportFile::open).transpose()?;
+    let mut report = Report::new(&run.key, settings.store.url.name());
+    let ended = start(settings, run).and_then(|mut event_loop| {
+        let exit = event_loop.run();
+        report = event_loop.report();
+        Ok((exit?, event_loop.voice().clone()))
+    });
+    if let Err(error) = &ended
+        && let Some(error) = error.downcast_ref::<Error>()
+    {
+        (report.outcome, report.code, report.why) = (Outcome::from(error), error.code(), Some(error.to_string()));
+    }
+    let written = file.map_or(Ok(()), |file| file.write(&report));
+    let voice = ended.as_ref().map_or_else(|_| Voice::direct(settings.output), |(_, voice)| voice.clone());
+    if let Err(why) = written {
+        voice.say(&format!("the report {why}"));
+    }
+    voice.finish(LAST_WORDS);
+    ended.map(|(exit, _)| exit)
+}
+
+/// Everything up to the first request: the order matters, since the keeper is forked before any thread exists.
+fn start<'a>(settings: &'a Settings, run: &'a RunSettings) -> anyhow::Result<EventLoop<'a>> {
+    let program = match &run.command {
+        Command::Shell(line) => Program::shell(line.clone())?,
+        Command::Argv(words) => Program::find(words.clone())?,
+    };
+    let signals = Signals::block_all()?;
+    let keeper = Keeper::fork(Spec { program: program.clone(), at_entry: signals.at_entry(), signal: run.signal })?;
+    let voice = Voice::start(settings.output);
+    let cancel = Cancel::new().context(Error::Os("cannot open a descriptor".into()))?;
+    let store = store::open(&settings.store.url, settings.store.password_file.as_deref(), &cancel);
+    let claim = new_id()?;
+    let ask = Ask {
+        id: claim,
+        limit: Limit::EXCLUSIVE,
+        ttl_ms: u64::try_from(run.ttl.as_millis()).unwrap_or(u64::MAX),
+        process: true,
+        wait: run.wait != Wait::No,
+        record: Who::here(&run.command, run.label.as_deref()).to_members(),
+    };
+    let wait = match run.wait {
+        Wait::Forever => None,
+        Wait::For(most) => Some(most),
+        Wait::No => Some(Duration::ZERO),
+    };
+    let work = Work { store, key: run.key.clone(), ask, ttl: run.ttl, wait, store_timeout: settings.store.timeout };
+    let began = Boot::now();
+    let worker = worker::start(work, cancel).context(Error::Os("cannot start a thread".into()))?;
+    let plan = Plan { ttl: run.ttl, grace: run.grace, on_lost: run.on_lost };
+    let state = Run::new(Manner { plan, signal: run.signal, forward: run.forward });
+    let nest = Nest::read(std::env::var_os(nest::CLAIM).as_deref());
+    EventLoop::new(
+        settings,
+        run,
+        event_loop::Parts { program, signals, keeper, voice, worker, state, nest, claim, began },
+    )
+}
+
+fn new_id() -> Result<ClaimId, Error> {
+    let mut bits = [0; 16];
+    getrandom::fill(&mut bits).map_err(|error| Error::Os(format!("cannot get random numbers: {error}")))?;
+    Ok(ClaimId::from_bits(u128::from_ne_bytes(bits)))
 }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use crate::claim::ClaimId;
 use crate::cli::Cli;
 use crate::error::Error;
+use crate::lease::OnLost;
 use crate::store::{Key, Url};
 pub use file::DEFAULT_PATH;
 use file::File;
@@ -106,17 +107,6 @@ pub enum Wait {
     For(Duration),
     /// Without end.
     Forever,
-}
-
-/// What happens when the lease is about to be lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnLost {
-    /// The signal, then KILL.
-    Terminate,
-    /// KILL.
-    Kill,
-    /// A warning.
-    Warn,
 }
 
 /// Where the report goes.

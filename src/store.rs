@@ -247,6 +247,9 @@ pub trait Store: Send {
     /// Blocks until something may have changed for this claim (true) or until `until` (false). A hint, nothing more.
     fn wait(&mut self, key: &Key, id: ClaimId, until: Boot) -> Reply<bool>;
 
+    /// The store's clock now, in milliseconds since 1970, as its last answer tells: to show to people.
+    fn clock_ms(&self) -> u64;
+
     /// The last measured time from a request to its answer.
     fn round_trip(&self) -> Option<Duration>;
 

@@ -30,6 +30,9 @@ use crate::timing;
 const ROUND: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// How often the timer fires after its instant.
+const AGAIN: Duration = Duration::from_millis(50);
+
 /// How many of those that are still there are told.
 const MOST_LEFT: usize = 16;
 
@@ -122,6 +125,8 @@ impl Serve {
     }
 
     fn spawn(&mut self, environment: Environment) {
+        // Before there is anything to stop: we could be stopped together with it at once.
+        self.arm();
         let argv = self.spec.program.argv();
         let mut command = Command::new(self.spec.program.path());
         command.arg0(&argv[0]).args(&argv[1..]).envs(environment.set);
@@ -236,26 +241,30 @@ impl Serve {
     }
 
     fn next_instant(&self) -> Option<Boot> {
-        let instants = self.slot.get().filter(|_| self.first.is_some() && self.kill == Kill::NotDue)?;
+        let instants = self.slot.get()?;
         let signal_at = instants.signal_at.filter(|_| !self.has_signalled);
         Some(signal_at.unwrap_or(instants.kill_at) + timing::KEEPER_LATER)
     }
 
+    /// The timer goes on after its instant: whoever stops us then, before we have acted, only delays it.
     fn arm(&mut self) {
-        let next = self.next_instant();
-        if next == self.armed {
+        let next = if self.kill == Kill::NotDue { self.next_instant() } else { None };
+        if next == self.armed || matches!(self.kill, Kill::Under(_)) {
             return;
         }
         self.armed = next;
         if let Some(timer) = &mut self.timer {
             let at = TimeSpec::from_duration(next.map_or(Duration::ZERO, Boot::since_boot));
-            // The timer exists and the time is one: it cannot fail.
-            let _ = timer.set(Expiration::OneShot(at), TimerSetTimeFlags::TFD_TIMER_ABSTIME);
+            // The timer exists and the times are ones: it cannot fail.
+            let _ = timer.set(
+                Expiration::IntervalDelayed(at, TimeSpec::from_duration(AGAIN)),
+                TimerSetTimeFlags::TFD_TIMER_ABSTIME,
+            );
         }
     }
 
     fn wait(&self) {
-        let until_next = self.armed.map(Boot::left);
+        let until_next = self.armed.filter(|_| self.first.is_some()).map(Boot::left);
         let timeout = if matches!(self.kill, Kill::Under(_)) { Some(PAUSE) } else { until_next };
         // Rounded up: too early would be a turn for nothing.
         let timeout = timeout.map(|time| i32::try_from(time.as_millis() + 1).unwrap_or(i32::MAX));

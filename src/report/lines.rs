@@ -14,7 +14,7 @@ const MOST_SHOWN: usize = 120;
 /// That the key is held, by whom, since when, and what is left of the lease. `now_ms` is the store's clock, or the
 /// nearest to it that is known.
 pub fn held(key: &str, holders: &[Entry], now_ms: u64) -> String {
-    format!("`{}` is {}", shown(key, MOST_SHOWN), by(holders, now_ms))
+    format!("`{}` is {}", self::key(key), by(holders, now_ms))
 }
 
 /// Why nothing was run, and where to look. `waited` is how long it was waited for.
@@ -43,9 +43,10 @@ pub fn store_error(trouble: &Trouble, within: Duration) -> Error {
     }
 }
 
-fn by(holders: &[Entry], now_ms: u64) -> String {
+/// `held by …`, in the words of every line.
+pub(super) fn by(holders: &[Entry], now_ms: u64) -> String {
     let Some(first) = holders.first() else {
-        return "taken by another".into();
+        return "held by something that is not rlock's".into();
     };
     let more = match holders.len() - 1 {
         0 => String::new(),
@@ -57,6 +58,11 @@ fn by(holders: &[Entry], now_ms: u64) -> String {
         short_ms(now_ms.saturating_sub(first.since_ms)),
         short_ms(first.until_ms.saturating_sub(now_ms))
     )
+}
+
+/// A key as it is shown in a line.
+pub(super) fn key(key: &str) -> String {
+    shown(key, MOST_SHOWN)
 }
 
 /// When a wait is told of: on a terminal by one live line that is kept up to date, elsewhere by a line after 1 s, after
@@ -118,7 +124,7 @@ fn next(told: Duration) -> Duration {
 }
 
 fn line(waited: Duration, key: &str, position: usize, holders: &[Entry], now_ms: u64) -> String {
-    let key = shown(key, MOST_SHOWN);
+    let key = self::key(key);
     format!("waiting for `{key}` for {}, {}, position {position}", short(waited), by(holders, now_ms))
 }
 
@@ -152,7 +158,7 @@ mod tests {
         );
         assert_eq!(
             busy("a b", &[], 0, Some(Duration::from_secs(30))),
-            "`a b` is taken by another; gave up after 30s, not run (see: rlock inspect 'a b')"
+            "`a b` is held by something that is not rlock's; gave up after 30s, not run (see: rlock inspect 'a b')"
         );
         let two = [entry(1, DB1), entry(2, "")];
         assert!(busy("k", &two, 0, None).contains("for 0s, lease 29m left and 1 more; not run"));

@@ -11,12 +11,11 @@ use clap::ValueEnum as _;
 use super::duration::{self, YEAR};
 use super::file::{DEFAULT_PATH, File};
 use super::given::{Given, Origin};
-use super::{
-    Command, ForceReleaseSettings, OnLost, Output, ReportTarget, RunSettings, Settings, StoreSettings, Task, Wait,
-};
+use super::{Command, ForceReleaseSettings, Output, ReportTarget, RunSettings, Settings, StoreSettings, Task, Wait};
 use crate::claim::ClaimId;
 use crate::cli::{self, Cli};
 use crate::error::Error;
+use crate::lease::OnLost;
 use crate::store::{Key, Url};
 use crate::text::{short, shown};
 use crate::{exit, signal, timing};

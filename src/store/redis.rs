@@ -24,7 +24,7 @@ pub(super) use self::url::Address;
 use self::wire::Wire;
 use super::{Can, Cancel, Foreign, Key, Limits, Listed, Look, Reply, Store, Trouble};
 use crate::claim::{Answer, Ask, ClaimId, Condemnation, Dropped, Renew, Renewal};
-use crate::clock::Boot;
+use crate::clock::{self, Boot};
 use crate::timing;
 
 /// How late a server notices that a BLPOP's time is over: its clock ticks ten times a second.
@@ -43,13 +43,15 @@ pub(super) struct Redis {
     /// Connections with a change that was never answered. The server may still carry it out; a drop is sent after it.
     unanswered: Vec<Wire>,
     round_trip: Option<Duration>,
+    /// The server's clock at its last answer, in milliseconds, and when that came.
+    clock: Option<(u64, Boot)>,
 }
 
 impl Redis {
     /// A store that connects at its first request.
     pub(super) fn new(address: Address, password_file: Option<&Path>, cancel: Cancel) -> Self {
         let dialer = Dialer::new(address, password_file, cancel.clone());
-        Self { dialer, cancel, wire: None, unanswered: Vec::new(), round_trip: None }
+        Self { dialer, cancel, wire: None, unanswered: Vec::new(), round_trip: None, clock: None }
     }
 
     /// Sends what `send` sends, over the connection or a new one, and files the connection by what came of it.
@@ -100,6 +102,7 @@ impl Redis {
             }
         });
         let told = read(&value?).map_err(|what| Trouble::Config(format!("{}: {what}", self.name())))?;
+        self.clock = Some((told.now_ms, Boot::now()));
         Ok(told.answer)
     }
 }
@@ -181,6 +184,10 @@ impl Store for Redis {
         }
         wire::sleep(&self.cancel, until).map_err(|_| Trouble::Interrupted)?;
         Ok(false)
+    }
+
+    fn clock_ms(&self) -> u64 {
+        self.clock.map_or_else(clock::wall_ms, |(now_ms, heard)| now_ms.saturating_add(ms(Boot::now().since(heard))))
     }
 
     fn round_trip(&self) -> Option<Duration> {

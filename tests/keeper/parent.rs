@@ -11,7 +11,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rlock::child::Program;
 use rlock::clock::Boot;
 use rlock::error::Error;
-use rlock::keeper::{Event, Instants, Keeper, Spec};
+use rlock::keeper::{Event, Keeper, Spec};
+use rlock::lease::Instants;
 use rlock::signal::{self, Signals};
 use rlock::sys;
 

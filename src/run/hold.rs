@@ -1,0 +1,131 @@
+//! Hold the key: renew in time, hear of a condemnation, and release at the end.
+
+use std::time::Duration;
+
+use super::wait::Grant;
+use super::worker::{News, Order, Worker};
+use crate::claim::{Dropped, Renew, Renewal};
+use crate::clock::Boot;
+use crate::lease::{Loss, Pace};
+use crate::store::Trouble;
+use crate::timing;
+
+/// How a release ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Release {
+    /// The key is free, or the next waiter's.
+    Done,
+    /// The claim held no more when it was to be released.
+    NotOurs,
+    /// No answer; the lease lapses by itself.
+    Unanswered(String),
+}
+
+/// Holds until an order ends it.
+pub(super) fn hold(worker: &mut Worker, grant: Grant) {
+    let round_trip = worker.work.store.round_trip();
+    let Grant { number, sent, left } = grant;
+    worker.tell(News::Granted { number, sent, left, round_trip });
+    let order = keep(worker, grant);
+    if let Order::Release { by } = order {
+        let released = release(worker, by);
+        worker.tell(News::Released(released));
+    }
+}
+
+/// Renews until an order comes.
+fn keep(worker: &mut Worker, grant: Grant) -> Order {
+    let ask = &worker.work.ask;
+    let renew = Renew {
+        id: ask.id,
+        limit: ask.limit,
+        ttl_ms: ask.ttl_ms,
+        process: true,
+        number: Some(grant.number),
+        record: ask.record.clone(),
+    };
+    let mut pace = Pace::new(worker.work.ttl, grant.sent);
+    loop {
+        let rested = rest(worker, &mut pace);
+        let tried = rested.and_then(|()| renew_once(worker, &mut pace, &renew));
+        match tried {
+            Ok(None) => {}
+            Ok(Some(loss)) => {
+                let look = look(worker);
+                worker.tell(News::Lost(loss, look));
+                return worker.await_order();
+            }
+            Err(_) => {
+                if let Some(order) = worker.interrupted() {
+                    return order;
+                }
+            }
+        }
+    }
+}
+
+/// Waits until the next try is due, or something may have changed. Only an interruption is an error.
+fn rest(worker: &mut Worker, pace: &mut Pace) -> Result<(), Trouble> {
+    while Boot::now() < pace.due() {
+        let work = &mut worker.work;
+        match work.store.wait(&work.key, work.ask.id, pace.due()) {
+            Ok(true) => pace.hurry(Boot::now()),
+            Ok(false) => {}
+            Err(Trouble::Interrupted) => return Err(Trouble::Interrupted),
+            // A wake-up is only a hint: without it the next renewal tells.
+            Err(_) => worker.sleep(pace.due())?,
+        }
+    }
+    Ok(())
+}
+
+fn renew_once(worker: &mut Worker, pace: &mut Pace, renew: &Renew) -> Result<Option<Loss>, Trouble> {
+    let work = &mut worker.work;
+    let sent = Boot::now();
+    let limit = timing::try_limit(work.ttl, work.store.round_trip(), work.store.is_connected());
+    match work.store.renew(&work.key, renew, sent + limit) {
+        Ok(Renewal::Renewed { left_ms, restored }) => {
+            pace.answered(sent);
+            worker.tell(News::Renewed { sent, left: Duration::from_millis(left_ms), restored });
+            Ok(None)
+        }
+        Ok(Renewal::Condemned) => Ok(Some(Loss::Condemned)),
+        Ok(Renewal::Gone) => Ok(Some(Loss::Gone)),
+        Err(Trouble::Interrupted) => Err(Trouble::Interrupted),
+        // Not known is not lost, and a refused login may be a password that is just being changed: the deadline decides.
+        Err(trouble) => {
+            pace.failed(sent, Boot::now(), limit);
+            worker.tell(News::NotRenewed(trouble.to_string()));
+            Ok(None)
+        }
+    }
+}
+
+fn look(worker: &mut Worker) -> Option<crate::store::Look> {
+    let work = &mut worker.work;
+    let limit = timing::try_limit(work.ttl, work.store.round_trip(), work.store.is_connected());
+    work.store.look(&work.key, Boot::now() + limit.min(timing::FIRST_PAUSE * 4)).ok()
+}
+
+/// Retried briefly, never past `by`.
+fn release(worker: &mut Worker, by: Boot) -> Release {
+    let mut pace = Pace::new(worker.work.ttl, Boot::now());
+    loop {
+        let work = &mut worker.work;
+        let sent = Boot::now();
+        let limit = timing::try_limit(work.ttl, work.store.round_trip(), work.store.is_connected());
+        let trouble = match work.store.drop_claim(&work.key, work.ask.id, work.ttl, by.min(sent + limit)) {
+            Ok(Dropped::Held(_)) => return Release::Done,
+            Ok(Dropped::Waited(_) | Dropped::Unknown) => return Release::NotOurs,
+            Err(trouble) => trouble,
+        };
+        worker.cancel.clear();
+        pace.failed(sent, Boot::now(), limit);
+        if pace.due() >= by {
+            return Release::Unanswered(trouble.to_string());
+        }
+        // A second order cannot come: an interrupted sleep only makes the next try earlier.
+        let _ = worker.sleep(pace.due());
+        worker.cancel.clear();
+    }
+}

@@ -1,0 +1,598 @@
+//! What happens next in a run: the state of the one event loop and its pure decisions.
+//!
+//! An [`Input`] and the present instant go in, [`Do`]s come out. Nothing here reads a clock, a socket or a process.
+
+use std::time::Duration;
+
+use crate::child::Ending;
+use crate::clock::Boot;
+use crate::exit::{self, Exit};
+use crate::lease::{Act, Instants, Lease, Loss, Plan};
+use crate::signal;
+
+/// Something that happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Input {
+    /// Time has passed; perhaps much, after a stop or a suspend.
+    Tick,
+    /// A signal came to rlock.
+    Signal {
+        number: i32,
+        /// The terminal gave it to the whole process group.
+        from_terminal: bool,
+        /// The command's first process sent it.
+        from_command: bool,
+    },
+    /// The key is ours: the request was sent at `sent` and answered with `left`.
+    Granted { sent: Boot, left: Duration },
+    /// The wait could never end: what is around this rlock holds the key.
+    Hopeless,
+    /// The wait ended without the key.
+    NotObtained(Exit),
+    /// The lease was renewed.
+    Renewed { sent: Boot, left: Duration },
+    /// The store's definite word that the lease is lost.
+    Lost(Loss),
+    /// The key is released, or it was tried.
+    Released,
+    /// The store's thread is gone: nobody renews.
+    ThreadGone,
+    /// The command runs.
+    Started,
+    /// The command could not be started; rlock ends with this code.
+    NotStarted(u8),
+    /// The command was stopped by this signal.
+    Stopped(i32),
+    /// The first process ended.
+    Ended(Ending),
+    /// The keeper ended the tree since rlock did not get to it.
+    KeeperActed,
+    /// The keeper is gone.
+    KeeperGone,
+    /// So many processes of the tree are left.
+    Left(usize),
+    /// The tree was killed; `all` unless some could not be.
+    Killed { all: bool },
+}
+
+/// Something to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Do {
+    /// Leave the queue; [`Input::NotObtained`] or [`Input::Released`] follows.
+    GiveUp,
+    /// Have the keeper start the command; [`Input::Started`] or [`Input::NotStarted`] follows.
+    Spawn,
+    /// Tell the keeper when to act.
+    Tell(Option<Instants>),
+    /// Send the signal to the first process.
+    Forward(i32),
+    /// Send the signal, then CONT, to the whole tree.
+    SignalTree(i32),
+    /// Kill the whole tree until nobody is left or `by` is past; [`Input::Killed`] follows.
+    KillTree { by: Boot },
+    /// Count what is left of the tree; [`Input::Left`] follows.
+    Count,
+    /// Say that the lease is lost.
+    SayLost(Loss),
+    /// Say when the lease ends and stop as the command did.
+    StopSelf,
+    /// Let the keeper go, then give the key back; [`Input::Released`] follows.
+    Release,
+    /// Let the keeper go and leave the key as it is.
+    Leave,
+    /// The run is over.
+    Finish(Exit),
+}
+
+/// How a run is to behave.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Manner {
+    /// What the lease is timed by.
+    pub(super) plan: Plan,
+    /// The first signal when the lease is lost.
+    pub(super) signal: i32,
+    /// Whether signals are passed on to the command.
+    pub(super) forward: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Asking for the key, or giving up and ending like this.
+    Asking { giving_up: Option<Exit> },
+    /// The keeper was told to start the command.
+    Starting,
+    /// The command runs.
+    Running,
+    /// The first process ended; what it left is being counted.
+    Counting,
+    /// What it left got the signal and gets KILL at `kill_at`.
+    Ending { kill_at: Boot },
+    /// The tree is being killed.
+    Killing,
+    /// The key is being given back.
+    Releasing,
+    /// Over.
+    Over,
+}
+
+/// Whether a terminal stops a job with this signal. SIGSTOP is somebody's decision about one process: rlock goes on.
+fn is_job_control(number: i32) -> bool {
+    matches!(number, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
+}
+
+/// How often the tree is looked at while it ends.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// The state of a run.
+pub(super) struct Run {
+    manner: Manner,
+    phase: Phase,
+    lease: Option<Lease>,
+    /// The stop signal that came while the command ran.
+    stop: Option<i32>,
+    /// The lease is lost and the command is being stopped, or was.
+    loss: Option<Loss>,
+    /// Signals that came before the command had started.
+    early: Vec<i32>,
+    /// The store says that the key is another's, or nobody is there to release it.
+    leave: bool,
+    exit: Exit,
+    look_at: Option<Boot>,
+}
+
+impl Run {
+    /// A run that has just asked for the key.
+    pub(super) fn new(manner: Manner) -> Self {
+        Self {
+            manner,
+            phase: Phase::Asking { giving_up: None },
+            lease: None,
+            stop: None,
+            loss: None,
+            early: Vec::new(),
+            leave: false,
+            exit: Exit::Code(exit::SOFTWARE),
+            look_at: None,
+        }
+    }
+
+    /// The lease, once there is one.
+    pub(super) fn lease(&self) -> Option<&Lease> {
+        self.lease.as_ref()
+    }
+
+    /// When [`Input::Tick`] is due at the latest.
+    pub(super) fn wake_at(&self) -> Option<Boot> {
+        let lease = match self.phase {
+            Phase::Starting | Phase::Running | Phase::Counting | Phase::Ending { .. } => {
+                self.lease.as_ref().and_then(Lease::next_at)
+            }
+            _ => None,
+        };
+        let ending = match self.phase {
+            Phase::Ending { kill_at } => Some(kill_at),
+            _ => None,
+        };
+        [lease, ending, self.look_at].into_iter().flatten().min()
+    }
+
+    /// What is to be done about `input` at `now`.
+    pub(super) fn next(&mut self, input: Input, now: Boot) -> Vec<Do> {
+        // The deadline goes first, whatever came in: after a pause the rest may be long out of date.
+        let mut todo = self.tick(now);
+        match input {
+            Input::Stopped(number) if is_job_control(number) => todo.push(Do::StopSelf),
+            Input::Tick | Input::Stopped(_) => {}
+            Input::Signal { number, from_terminal, from_command } => {
+                todo.extend(self.signalled(number, from_terminal, from_command));
+            }
+            Input::Granted { sent, left } => todo.extend(self.granted(sent, left)),
+            Input::Hopeless => {
+                if let Phase::Asking { giving_up: giving_up @ None } = &mut self.phase {
+                    *giving_up = Some(Exit::Code(exit::USAGE));
+                    todo.push(Do::GiveUp);
+                }
+            }
+            Input::NotObtained(exit) => {
+                let exit = match self.phase {
+                    Phase::Asking { giving_up: None } => exit,
+                    Phase::Asking { giving_up: Some(exit) } => exit,
+                    _ => self.exit,
+                };
+                todo.extend([Do::Leave, self.finish(exit)]);
+            }
+            Input::Renewed { sent, left } => {
+                if let Some(lease) = &mut self.lease {
+                    lease.renewed(sent, left);
+                    todo.push(Do::Tell(lease.instants()));
+                }
+            }
+            Input::Lost(loss) => {
+                self.leave |= loss == Loss::Gone;
+                let act = self.lease.as_mut().and_then(|lease| lease.lost(loss, now));
+                todo.extend(self.act(act, now));
+            }
+            Input::Released => todo.push(self.finish(self.exit)),
+            Input::ThreadGone => todo.extend(self.thread_gone()),
+            Input::Started => todo.extend(self.started()),
+            Input::NotStarted(code) => {
+                self.exit = Exit::Code(code);
+                todo.extend(self.release());
+            }
+            Input::Ended(ending) => todo.extend(self.ended(ending)),
+            Input::KeeperActed => todo.extend(self.lost_for_good(Loss::Late)),
+            Input::KeeperGone => todo.extend(self.keeper_gone(now)),
+            Input::Left(count) => todo.extend(self.left(count, now)),
+            Input::Killed { all } => {
+                self.leave |= !all;
+                todo.extend(self.release());
+            }
+        }
+        todo
+    }
+
+    fn tick(&mut self, now: Boot) -> Vec<Do> {
+        match self.phase {
+            Phase::Starting | Phase::Running | Phase::Counting | Phase::Ending { .. } => {}
+            _ => return Vec::new(),
+        }
+        let act = self.lease.as_mut().and_then(|lease| lease.due(now));
+        let mut todo = self.act(act, now);
+        match self.phase {
+            Phase::Ending { kill_at } if now >= kill_at => todo.push(self.kill(now)),
+            Phase::Ending { .. } if self.look_at.is_some_and(|at| now >= at) => {
+                self.look_at = Some(now + LOOK_EVERY);
+                todo.push(Do::Count);
+            }
+            _ => {}
+        }
+        todo
+    }
+
+    fn act(&mut self, act: Option<Act>, now: Boot) -> Vec<Do> {
+        let Some(act) = act else { return Vec::new() };
+        let running = matches!(self.phase, Phase::Starting | Phase::Running | Phase::Counting | Phase::Ending { .. });
+        match act {
+            Act::Warn(loss) => vec![Do::SayLost(loss)],
+            Act::Signal(_) | Act::Kill(_) if !running => Vec::new(),
+            Act::Signal(loss) => {
+                let said = self.lost_for_good(loss);
+                let instants = self.lease.as_ref().and_then(Lease::instants);
+                said.into_iter().chain([Do::SignalTree(self.manner.signal), Do::Tell(instants)]).collect()
+            }
+            Act::Kill(loss) => {
+                let said = self.lost_for_good(loss);
+                said.into_iter().chain([self.kill(now)]).collect()
+            }
+        }
+    }
+
+    fn lost_for_good(&mut self, loss: Loss) -> Option<Do> {
+        let first = self.loss.is_none();
+        self.loss.get_or_insert(loss);
+        self.exit = Exit::Code(exit::LOST);
+        first.then_some(Do::SayLost(loss))
+    }
+
+    fn signalled(&mut self, number: i32, from_terminal: bool, from_command: bool) -> Vec<Do> {
+        match &mut self.phase {
+            Phase::Asking { .. } if number == libc::SIGTSTP => vec![Do::StopSelf],
+            Phase::Asking { giving_up } if signal::is_deadly(number) && giving_up.is_none() => {
+                *giving_up = Some(Exit::Signal(number));
+                vec![Do::GiveUp]
+            }
+            Phase::Starting | Phase::Running => {
+                if signal::is_stop(number) {
+                    self.stop.get_or_insert(number);
+                }
+                if from_terminal || from_command || !self.manner.forward || !signal::is_forwardable(number) {
+                    Vec::new()
+                } else if self.phase == Phase::Starting {
+                    self.early.push(number);
+                    Vec::new()
+                } else {
+                    vec![Do::Forward(number)]
+                }
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn granted(&mut self, sent: Boot, left: Duration) -> Vec<Do> {
+        let lease = Lease::granted(self.manner.plan, sent, left);
+        let instants = lease.instants();
+        self.lease = Some(lease);
+        match self.phase {
+            Phase::Asking { giving_up: None } => {
+                self.phase = Phase::Starting;
+                vec![Do::Tell(instants), Do::Spawn]
+            }
+            // It was told to give up, and the grant crossed that word on its way: the same order releases it.
+            Phase::Asking { giving_up: Some(exit) } => {
+                self.exit = exit;
+                self.phase = Phase::Releasing;
+                Vec::new()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn started(&mut self) -> Vec<Do> {
+        self.phase = Phase::Running;
+        self.early.drain(..).map(Do::Forward).collect()
+    }
+
+    fn ended(&mut self, ending: Ending) -> Vec<Do> {
+        if !matches!(self.phase, Phase::Starting | Phase::Running) {
+            return Vec::new();
+        }
+        if self.loss.is_none() {
+            self.exit = match ending {
+                Ending::Code(code) => Exit::Code(u8::try_from(code).unwrap_or(u8::MAX)),
+                Ending::Signal(number) => Exit::Signal(number),
+            };
+        }
+        self.phase = Phase::Counting;
+        vec![Do::Count]
+    }
+
+    /// After an ordinary end what is left runs on; after a stop signal or a loss it is ended first.
+    fn left(&mut self, count: usize, now: Boot) -> Vec<Do> {
+        match self.phase {
+            Phase::Counting | Phase::Ending { .. } if count == 0 => self.release(),
+            Phase::Counting => match (self.stop, self.loss) {
+                (None, None) => self.release(),
+                // The whole tree has had its signal, and the lease says when KILL comes.
+                (_, Some(_)) => {
+                    let kill_at = self.lease.as_ref().and_then(Lease::next_at).unwrap_or(now);
+                    self.end(kill_at, now)
+                }
+                (Some(number), None) => {
+                    let mut todo = self.end(now + self.manner.plan.grace, now);
+                    todo.insert(0, Do::SignalTree(number));
+                    todo
+                }
+            },
+            _ => Vec::new(),
+        }
+    }
+
+    fn end(&mut self, kill_at: Boot, now: Boot) -> Vec<Do> {
+        self.phase = Phase::Ending { kill_at };
+        self.look_at = Some(now + LOOK_EVERY);
+        Vec::new()
+    }
+
+    fn kill(&mut self, now: Boot) -> Do {
+        self.phase = Phase::Killing;
+        // Long enough for a tree that dies slowly, and never past the deadline while that is ahead.
+        let deadline = self.lease.as_ref().map_or(now, Lease::deadline);
+        Do::KillTree { by: deadline.max(now + crate::timing::slack(self.manner.plan.ttl)) }
+    }
+
+    fn keeper_gone(&mut self, now: Boot) -> Vec<Do> {
+        match self.phase {
+            Phase::Starting | Phase::Running | Phase::Counting | Phase::Ending { .. } => {
+                if self.loss.is_none() {
+                    self.exit = Exit::Code(exit::SOFTWARE);
+                }
+                vec![self.kill(now)]
+            }
+            Phase::Asking { .. } => {
+                self.exit = Exit::Code(exit::SOFTWARE);
+                self.phase = Phase::Releasing;
+                vec![Do::GiveUp]
+            }
+            Phase::Killing | Phase::Releasing | Phase::Over => Vec::new(),
+        }
+    }
+
+    /// Without the thread nobody renews: the deadline ends the command, and the lease lapses by itself.
+    fn thread_gone(&mut self) -> Vec<Do> {
+        self.leave = true;
+        match self.phase {
+            Phase::Asking { .. } => vec![Do::Leave, self.finish(Exit::Code(exit::SOFTWARE))],
+            Phase::Releasing => vec![self.finish(self.exit)],
+            _ => Vec::new(),
+        }
+    }
+
+    fn release(&mut self) -> Vec<Do> {
+        if matches!(self.phase, Phase::Releasing | Phase::Over) {
+            return Vec::new();
+        }
+        self.look_at = None;
+        if self.leave {
+            return vec![Do::Leave, self.finish(self.exit)];
+        }
+        self.phase = Phase::Releasing;
+        vec![Do::Release]
+    }
+
+    fn finish(&mut self, exit: Exit) -> Do {
+        self.phase = Phase::Over;
+        Do::Finish(exit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::OnLost;
+
+    const TTL: Duration = Duration::from_secs(30);
+    const TERM: i32 = libc::SIGTERM;
+
+    fn at(ms: u64) -> Boot {
+        Boot::at(Duration::from_millis(1_000_000 + ms))
+    }
+
+    fn run(on_lost: OnLost) -> Run {
+        let plan = Plan { ttl: TTL, grace: Duration::from_secs(5), on_lost };
+        Run::new(Manner { plan, signal: TERM, forward: true })
+    }
+
+    fn signal(number: i32) -> Input {
+        Input::Signal { number, from_terminal: false, from_command: false }
+    }
+
+    fn running(on_lost: OnLost) -> Run {
+        let mut run = run(on_lost);
+        let todo = run.next(Input::Granted { sent: at(0), left: TTL }, at(1));
+        assert!(matches!(todo[..], [Do::Tell(_), Do::Spawn]), "{todo:?}");
+        assert_eq!(run.next(Input::Started, at(2)), []);
+        run
+    }
+
+    #[test]
+    fn an_ordinary_end_releases_and_passes_the_code() {
+        let mut run = running(OnLost::Terminate);
+        assert_eq!(run.next(Input::Ended(Ending::Code(42)), at(9)), [Do::Count]);
+        assert_eq!(run.next(Input::Left(2), at(9)), [Do::Release]);
+        assert_eq!(run.next(Input::Released, at(10)), [Do::Finish(Exit::Code(42))]);
+    }
+
+    #[test]
+    fn a_signal_while_waiting_leaves_the_queue_and_runs_nothing() {
+        let mut run = run(OnLost::Terminate);
+        assert_eq!(run.next(signal(libc::SIGWINCH), at(1)), []);
+        assert_eq!(run.next(signal(TERM), at(1)), [Do::GiveUp]);
+        assert_eq!(run.next(signal(libc::SIGINT), at(1)), []);
+        let todo = run.next(Input::NotObtained(Exit::Code(75)), at(2));
+        assert_eq!(todo, [Do::Leave, Do::Finish(Exit::Signal(TERM))]);
+    }
+
+    #[test]
+    fn a_grant_that_crosses_the_signal_starts_nothing() {
+        let mut run = run(OnLost::Terminate);
+        assert_eq!(run.next(signal(TERM), at(1)), [Do::GiveUp]);
+        assert_eq!(run.next(Input::Granted { sent: at(0), left: TTL }, at(2)), []);
+        assert_eq!(run.next(Input::Released, at(3)), [Do::Finish(Exit::Signal(TERM))]);
+    }
+
+    #[test]
+    fn signals_are_forwarded_once_and_not_those_of_the_terminal_or_the_command() {
+        let mut run = running(OnLost::Terminate);
+        assert_eq!(run.next(signal(libc::SIGUSR1), at(3)), [Do::Forward(libc::SIGUSR1)]);
+        let tty = Input::Signal { number: libc::SIGINT, from_terminal: true, from_command: false };
+        assert_eq!(run.next(tty, at(3)), []);
+        let own = Input::Signal { number: libc::SIGUSR2, from_terminal: false, from_command: true };
+        assert_eq!(run.next(own, at(3)), []);
+        run.manner.forward = false;
+        assert_eq!(run.next(signal(libc::SIGUSR1), at(3)), []);
+    }
+
+    #[test]
+    fn a_signal_before_the_start_is_forwarded_after_it() {
+        let mut run = run(OnLost::Terminate);
+        run.next(Input::Granted { sent: at(0), left: TTL }, at(1));
+        assert_eq!(run.next(signal(TERM), at(1)), []);
+        assert_eq!(run.next(Input::Started, at(2)), [Do::Forward(TERM)]);
+    }
+
+    #[test]
+    fn after_a_stop_signal_what_is_left_is_ended_before_the_release() {
+        let mut run = running(OnLost::Terminate);
+        assert_eq!(run.next(signal(TERM), at(1_000)), [Do::Forward(TERM)]);
+        // It goes on as long as the first process takes.
+        assert_eq!(run.next(Input::Renewed { sent: at(20_000), left: TTL }, at(20_001)).len(), 1);
+        assert_eq!(run.next(Input::Ended(Ending::Signal(TERM)), at(21_000)), [Do::Count]);
+        assert_eq!(run.next(Input::Left(3), at(21_000)), [Do::SignalTree(TERM)]);
+        assert_eq!(run.wake_at(), Some(at(21_010)));
+        assert_eq!(run.next(Input::Tick, at(21_010)), [Do::Count]);
+        assert_eq!(run.next(Input::Left(1), at(21_010)), []);
+        assert_eq!(run.next(Input::Tick, at(26_000)), [Do::KillTree { by: at(49_698) }]);
+        assert_eq!(run.next(Input::Killed { all: true }, at(26_001)), [Do::Release]);
+        assert_eq!(run.next(Input::Released, at(26_002)), [Do::Finish(Exit::Signal(TERM))]);
+    }
+
+    #[test]
+    fn an_unrenewed_lease_ends_the_tree_and_then_releases() {
+        let mut run = running(OnLost::Terminate);
+        assert_eq!(run.wake_at(), Some(at(24_398)));
+        let todo = run.next(Input::Tick, at(24_398));
+        let instants = Some(Instants { signal_at: None, kill_at: at(29_398) });
+        assert_eq!(todo, [Do::SayLost(Loss::Late), Do::SignalTree(TERM), Do::Tell(instants)]);
+        // Renewing works again: the kill comes all the same, and the command's own 0 does not count.
+        run.next(Input::Renewed { sent: at(25_000), left: TTL }, at(25_001));
+        let mut early = run.next(Input::Tick, at(29_397));
+        assert_eq!(early, []);
+        early = run.next(Input::Tick, at(29_398));
+        assert_eq!(early, [Do::KillTree { by: at(54_698) }]);
+        assert_eq!(run.next(Input::Killed { all: true }, at(29_400)), [Do::Release]);
+        assert_eq!(run.next(Input::Released, at(29_401)), [Do::Finish(Exit::Code(79))]);
+    }
+
+    #[test]
+    fn a_command_that_obeys_the_first_signal_still_ends_with_79() {
+        let mut run = running(OnLost::Terminate);
+        run.next(Input::Tick, at(24_398));
+        assert_eq!(run.next(Input::Ended(Ending::Code(0)), at(24_500)), [Do::Count]);
+        assert_eq!(run.next(Input::Left(0), at(24_500)), [Do::Release]);
+        assert_eq!(run.next(Input::Released, at(24_501)), [Do::Finish(Exit::Code(79))]);
+    }
+
+    #[test]
+    fn a_key_of_another_is_not_released_and_a_condemned_one_is() {
+        for (loss, last) in [(Loss::Gone, Do::Leave), (Loss::Condemned, Do::Release)] {
+            let mut run = running(OnLost::Terminate);
+            let todo = run.next(Input::Lost(loss), at(100));
+            assert_eq!(todo[..2], [Do::SayLost(loss), Do::SignalTree(TERM)]);
+            run.next(Input::Ended(Ending::Signal(TERM)), at(200));
+            assert_eq!(run.next(Input::Left(0), at(200))[0], last);
+        }
+    }
+
+    #[test]
+    fn after_a_long_stop_the_deadline_goes_first() {
+        let mut run = running(OnLost::Terminate);
+        let todo = run.next(Input::Renewed { sent: at(90_000), left: TTL }, at(90_000));
+        assert_eq!(todo[..2], [Do::SayLost(Loss::Late), Do::KillTree { by: at(90_300) }]);
+    }
+
+    #[test]
+    fn warn_lets_the_command_run() {
+        let mut run = running(OnLost::Warn);
+        assert_eq!(run.next(Input::Tick, at(29_698)), [Do::SayLost(Loss::Late)]);
+        run.next(Input::Ended(Ending::Code(3)), at(50_000));
+        assert_eq!(run.next(Input::Left(0), at(50_000)), [Do::Release]);
+        assert_eq!(run.next(Input::Released, at(50_001)), [Do::Finish(Exit::Code(3))]);
+    }
+
+    #[test]
+    fn without_its_keeper_or_its_thread_a_run_ends_safely() {
+        let mut run = running(OnLost::Terminate);
+        assert_eq!(run.next(Input::KeeperGone, at(100)), [Do::KillTree { by: at(29_698) }]);
+        assert_eq!(run.next(Input::Killed { all: true }, at(101)), [Do::Release]);
+        assert_eq!(run.next(Input::Released, at(102)), [Do::Finish(Exit::Code(70))]);
+
+        let mut run = running(OnLost::Terminate);
+        assert_eq!(run.next(Input::ThreadGone, at(100)), []);
+        run.next(Input::Tick, at(24_398));
+        run.next(Input::Ended(Ending::Signal(TERM)), at(24_400));
+        assert_eq!(run.next(Input::Left(0), at(24_400)), [Do::Leave, Do::Finish(Exit::Code(79))]);
+    }
+
+    #[test]
+    fn what_cannot_be_killed_is_left_with_its_lease() {
+        let mut run = running(OnLost::Kill);
+        assert_eq!(run.next(Input::Tick, at(29_398))[1], Do::KillTree { by: at(29_698) });
+        assert_eq!(run.next(Input::Killed { all: false }, at(29_698)), [Do::Leave, Do::Finish(Exit::Code(79))]);
+    }
+
+    #[test]
+    fn a_command_that_cannot_start_gives_the_key_back() {
+        let mut run = run(OnLost::Terminate);
+        run.next(Input::Granted { sent: at(0), left: TTL }, at(1));
+        assert_eq!(run.next(Input::NotStarted(126), at(2)), [Do::Release]);
+        assert_eq!(run.next(Input::Released, at(3)), [Do::Finish(Exit::Code(126))]);
+    }
+
+    #[test]
+    fn job_control_stops_rlock_with_its_command_and_an_outside_stop_does_not() {
+        let mut run = running(OnLost::Terminate);
+        assert_eq!(run.next(signal(libc::SIGTSTP), at(5)), [Do::Forward(libc::SIGTSTP)]);
+        assert_eq!(run.next(Input::Stopped(libc::SIGTSTP), at(6)), [Do::StopSelf]);
+        assert_eq!(run.next(Input::Stopped(libc::SIGSTOP), at(7)), []);
+    }
+}

@@ -1,0 +1,182 @@
+//! The store's thread: it asks, waits, renews and releases, so that the thread that owns the deadline never waits for
+//! a store. What it does is decided by [`crate::lease::Pace`] and the limits of `timing.rs`.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::{hold, wait};
+use crate::claim::{Ask, Entry};
+use crate::clock::Boot;
+use crate::lease::Loss;
+use crate::store::{Cancel, Key, Look, Store, Trouble};
+
+/// What the thread is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Leave the queue, or release, and end; `by` bounds the tries.
+    Release { by: Boot },
+    /// End and leave the key as it is.
+    Leave,
+}
+
+/// What the thread tells.
+#[derive(Debug)]
+pub(super) enum News {
+    /// The claim waits.
+    Waiting { position: usize, holders: Vec<Entry>, now_ms: u64 },
+    /// The key is ours.
+    Granted { number: u64, sent: Boot, left: Duration, round_trip: Option<Duration> },
+    /// The wait ended without the key.
+    NotObtained(wait::End),
+    /// The lease was renewed, or taken again.
+    Renewed { sent: Boot, left: Duration, restored: bool },
+    /// A try to renew failed; the lease goes on to its deadline.
+    NotRenewed(String),
+    /// The lease is lost for certain; what holds the key now, where that could be seen.
+    Lost(Loss, Option<Look>),
+    /// The claim was dropped, or why that could not be done.
+    Released(hold::Release),
+}
+
+/// What the thread works on.
+pub(super) struct Work {
+    pub(super) store: Box<dyn Store>,
+    pub(super) key: Key,
+    pub(super) ask: Ask,
+    pub(super) ttl: Duration,
+    /// How long to wait for the key; none for ever. Zero with `ask.wait` false.
+    pub(super) wait: Option<Duration>,
+    /// How long the store may be silent.
+    pub(super) store_timeout: Duration,
+}
+
+/// The thread's own end.
+pub(super) struct Worker {
+    pub(super) work: Work,
+    pub(super) cancel: Cancel,
+    orders: Receiver<Order>,
+    news: Sender<News>,
+    bell: Bell,
+}
+
+/// The main thread's end.
+pub(super) struct Handle {
+    orders: Sender<Order>,
+    news: Receiver<News>,
+    bell: Arc<EventFd>,
+    cancel: Cancel,
+}
+
+/// Rings at each word, and once more when the thread ends, however it ends.
+struct Bell(Arc<EventFd>);
+
+impl Bell {
+    fn ring(&self) {
+        // It fails only where the counter is full: then it rings anyway.
+        let _ = self.0.write(1);
+    }
+}
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        self.ring();
+    }
+}
+
+/// Starts the thread.
+pub(super) fn start(work: Work, cancel: Cancel) -> io::Result<Handle> {
+    let bell = Arc::new(EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+    let (order_to, orders) = channel();
+    let (news, news_from) = channel();
+    let mut worker = Worker { work, cancel: cancel.clone(), orders, news, bell: Bell(Arc::clone(&bell)) };
+    thread::Builder::new().name("renewal".into()).spawn(move || worker.run())?;
+    Ok(Handle { orders: order_to, news: news_from, bell, cancel })
+}
+
+impl Handle {
+    /// Gives an order; what the thread does at that moment ends at once.
+    pub(super) fn order(&self, order: Order) {
+        // Without a thread there is nobody to obey; `next` tells.
+        let _ = self.orders.send(order);
+        self.cancel.fire();
+    }
+
+    /// The next word: `Ok(None)` if there is none now, an error if the thread is gone and all was read.
+    pub(super) fn next(&self) -> Result<Option<News>, ThreadGone> {
+        match self.news.try_recv() {
+            Ok(news) => Ok(Some(news)),
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => Err(ThreadGone),
+        }
+    }
+
+    /// Stops the bell; to be called before reading.
+    pub(super) fn hush(&self) {
+        let _ = self.bell.read();
+    }
+}
+
+impl AsFd for Handle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}
+
+/// The thread has ended.
+#[derive(Debug)]
+pub(super) struct ThreadGone;
+
+impl Worker {
+    fn run(&mut self) {
+        match wait::wait(self) {
+            Ok(grant) => hold::hold(self, grant),
+            Err(end) => self.tell(News::NotObtained(end)),
+        }
+    }
+
+    pub(super) fn tell(&self, news: News) {
+        // A main thread that no longer listens is about to end.
+        let _ = self.news.send(news);
+        self.bell.ring();
+    }
+
+    /// The order that interrupted a request, if one did. A main thread that is gone means: end.
+    pub(super) fn interrupted(&self) -> Option<Order> {
+        self.cancel.clear();
+        match self.orders.try_recv() {
+            Ok(order) => Some(order),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => Some(Order::Leave),
+        }
+    }
+
+    /// Waits for the next order, as long as it takes.
+    pub(super) fn await_order(&self) -> Order {
+        let order = self.orders.recv().unwrap_or(Order::Leave);
+        self.cancel.clear();
+        order
+    }
+
+    /// Sleeps until `until` or until an order comes.
+    pub(super) fn sleep(&self, until: Boot) -> Result<(), Trouble> {
+        loop {
+            let left = until.left();
+            if left.is_zero() {
+                return Ok(());
+            }
+            let mut fds = [PollFd::new(self.cancel.as_fd(), PollFlags::POLLIN)];
+            // A millisecond more, so that a rest below one does not spin.
+            let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+            if let Ok(1..) = poll(&mut fds, timeout) {
+                return Err(Trouble::Interrupted);
+            }
+        }
+    }
+}
