@@ -1,0 +1,204 @@
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use rlock::clock::Boot;
+
+use crate::rlock::{Running, Stage, children, is_alive, send, state, until, within};
+
+/// Writes the pids of itself, of a child in the background and of one in a session of its own, and beats until it dies.
+const TREE: &str = "echo $$ > first; \
+    sh -c 'echo $$ > child; while :; do sleep 0.01; done' & \
+    setsid sh -c 'echo $$ > session; while :; do sleep 0.01; done' & \
+    while :; do sleep 0.01; done";
+
+/// The same tree that ignores what can be ignored.
+fn stubborn() -> String {
+    format!("trap '' TERM INT HUP; {TREE}")
+}
+
+struct Tree {
+    run: Running,
+    pids: Vec<String>,
+}
+
+impl Tree {
+    fn start(stage: &Stage, args: &[&str], line: &str) -> Self {
+        let run = stage.run("job", &[args, &["--", "sh", "-c", line]].concat()).start();
+        let pids = ["first", "child", "session"].map(|name| stage.written(name)).to_vec();
+        Self { run, pids }
+    }
+
+    fn keeper(&self) -> String {
+        let children = children(&self.run.pid().to_string());
+        assert_eq!(children.len(), 1, "rlock has one child, its keeper");
+        children[0].clone()
+    }
+
+    fn is_dead(&self) -> bool {
+        !self.pids.iter().any(|pid| is_alive(pid))
+    }
+
+    #[track_caller]
+    fn is_dead_within(&self, limit: Duration) {
+        let dead = within(limit, || self.is_dead().then_some(()));
+        let alive: Vec<_> = self.pids.iter().filter(|pid| is_alive(pid)).collect();
+        assert!(dead.is_some(), "alive after {limit:?}: {alive:?} of {:?}", self.pids);
+    }
+}
+
+/// Watches until the tree is dead, and fails if the key could have passed before: it was seen free or another's while
+/// one of the tree was alive before and after that look.
+#[track_caller]
+fn dies_before_the_key_passes(stage: &Stage, tree: &Tree, id: &str) {
+    until("the tree dies", || {
+        let before: Vec<_> = tree.pids.iter().filter(|pid| is_alive(pid)).collect();
+        let value: Option<String> = stage.redis(&["GET", "job"]);
+        let after = before.iter().filter(|pid| is_alive(pid)).count();
+        let passed = value.is_none_or(|value| !value.contains(id));
+        assert!(!(passed && after > 0), "the key has passed while {before:?} run");
+        before.is_empty().then_some(())
+    });
+}
+
+fn id_of(value: &str) -> String {
+    serde_json::from_str::<serde_json::Value>(value).unwrap()["id"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn when_rlock_is_killed_its_tree_is_dead_within_100_ms_and_the_next_runs_after_the_lease() {
+    let stage = Stage::new();
+    let tree = Tree::start(&stage, &["--ttl", "3s"], &stubborn());
+    let next = stage.run("job", &["--", "sh", "-c", "echo next > next"]).start();
+    stage.waiting("job", 1);
+    let left = Duration::from_millis(stage.redis(&["PTTL", "job"]));
+    let killed = Boot::now();
+    tree.run.signal(Signal::SIGKILL);
+    tree.is_dead_within(Duration::from_millis(100));
+    stage.written("next");
+    assert!(Boot::now().since(killed) + Duration::from_millis(50) >= left, "it ran before the lease ended");
+    next.done().code(0);
+}
+
+#[test]
+fn when_the_keeper_is_killed_the_tree_is_dead_within_100_ms_and_rlock_ends_with_70() {
+    let stage = Stage::new();
+    let tree = Tree::start(&stage, &[], &stubborn());
+    send(&tree.keeper(), Signal::SIGKILL);
+    tree.is_dead_within(Duration::from_millis(100));
+    tree.run.done().says(70, &["keeper"]);
+    assert!(!stage.redis::<bool>(&["EXISTS", "job"]));
+}
+
+#[test]
+fn when_both_are_killed_the_first_process_is_dead() {
+    let stage = Stage::new();
+    let run = stage.run("job", &["--", "sh", "-c", "echo $$ > first; exec sleep 100"]).start();
+    let first = stage.written("first");
+    let keeper = children(&run.pid().to_string()).remove(0);
+    send(&keeper, Signal::SIGSTOP);
+    until("the keeper is stopped", || (state(&keeper) == Some('T')).then_some(()));
+    run.signal(Signal::SIGKILL);
+    send(&keeper, Signal::SIGKILL);
+    until("the first process is dead", || (!is_alive(&first)).then_some(()));
+}
+
+#[test]
+fn a_stopped_rlock_loses_its_tree_before_its_lease() {
+    for line in [TREE.to_owned(), stubborn()] {
+        let stage = Stage::new();
+        let tree = Tree::start(&stage, &["--ttl", "2s"], &line);
+        let id = id_of(&stage.held("job"));
+        tree.run.signal(Signal::SIGSTOP);
+        dies_before_the_key_passes(&stage, &tree, &id);
+        until("the key has lapsed", || (!stage.redis::<bool>(&["EXISTS", "job"])).then_some(()));
+        tree.run.signal(Signal::SIGCONT);
+        tree.run.done().says(79, &["`job`", "lease"]);
+    }
+}
+
+#[test]
+fn a_stopped_rlock_and_keeper_lose_their_tree_before_the_lease() {
+    let stage = Stage::new();
+    let tree = Tree::start(&stage, &["--ttl", "2s"], &stubborn());
+    let id = id_of(&stage.held("job"));
+    let keeper = tree.keeper();
+    tree.run.signal(Signal::SIGSTOP);
+    send(&keeper, Signal::SIGSTOP);
+    dies_before_the_key_passes(&stage, &tree, &id);
+    tree.run.signal(Signal::SIGCONT);
+    tree.run.done().code(79);
+}
+
+#[test]
+fn a_wholly_stopped_tree_is_dead_before_the_lease() {
+    let stage = Stage::new();
+    let tree = Tree::start(&stage, &["--ttl", "2s"], &stubborn());
+    let id = id_of(&stage.held("job"));
+    let keeper = tree.keeper();
+    tree.run.signal(Signal::SIGSTOP);
+    for pid in tree.pids.iter().chain([&keeper]) {
+        send(pid, Signal::SIGSTOP);
+    }
+    dies_before_the_key_passes(&stage, &tree, &id);
+    tree.run.signal(Signal::SIGCONT);
+    tree.run.done().code(79);
+}
+
+#[test]
+fn with_only_the_keeper_stopped_rlock_goes_on_renewing() {
+    let stage = Stage::new();
+    let mut tree = Tree::start(&stage, &["--ttl", "2s"], &stubborn());
+    let id = id_of(&stage.held("job"));
+    let keeper = tree.keeper();
+    send(&keeper, Signal::SIGSTOP);
+    let end = Boot::now() + Duration::from_secs(5);
+    until("two and a half leases have passed", || {
+        assert!(stage.held("job").contains(&id) && !tree.run.is_over());
+        assert!(tree.pids.iter().all(|pid| is_alive(pid)), "one of the tree died");
+        (Boot::now() >= end).then_some(())
+    });
+    send(&keeper, Signal::SIGCONT);
+    tree.run.signal(Signal::SIGTERM);
+    // The tree ignores TERM; only a kill ends it.
+    for pid in &tree.pids {
+        send(pid, Signal::SIGKILL);
+    }
+    tree.run.done().died(Signal::SIGKILL);
+}
+
+#[test]
+fn a_waiter_that_was_killed_at_the_head_costs_the_next_at_most_4_s() {
+    dead_waiters(1, Duration::from_secs(4));
+}
+
+#[test]
+fn ten_dead_waiters_cost_the_next_at_most_15_s() {
+    dead_waiters(10, Duration::from_secs(15));
+}
+
+fn dead_waiters(count: usize, bound: Duration) {
+    let stage = Stage::new();
+    nix::unistd::mkfifo(&stage.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let holder = stage.run("job", &["--", "sh", "-c", "read x < go"]).start();
+    stage.held("job");
+    let dead: Vec<_> = (1..=count)
+        .map(|at| {
+            let waiter = stage.run("job", &["--", "touch", "wrong"]).start();
+            stage.waiting("job", at);
+            waiter
+        })
+        .collect();
+    let next = stage.run("job", &["--", "sh", "-c", "echo next > next"]).start();
+    stage.waiting("job", count + 1);
+    for waiter in &dead {
+        waiter.signal(Signal::SIGKILL);
+    }
+    let freed = Boot::now();
+    std::fs::write(stage.path("go"), "x\n").unwrap();
+    holder.done().code(0);
+    stage.written("next");
+    let took = Boot::now().since(freed);
+    assert!(took <= bound, "{count} dead waiters cost {took:?}");
+    next.done().code(0);
+    assert!(!stage.path("wrong").exists());
+}

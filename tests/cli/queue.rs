@@ -1,0 +1,70 @@
+use std::time::Duration;
+
+use crate::rlock::Stage;
+
+#[test]
+fn a_hundred_waiters_run_in_order_and_no_two_at_once() {
+    let stage = Stage::new();
+    nix::unistd::mkfifo(&stage.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let holder = stage.run("job", &["--", "sh", "-c", "read x < go"]).start();
+    stage.held("job");
+    let waiters: Vec<_> = (1..=100)
+        .map(|at| {
+            // mkdir is the judge: it fails where somebody is inside.
+            let line = format!("mkdir inside || echo OVERLAP >> order; echo {at} $RLOCK_TOKEN >> order; rmdir inside");
+            let waiter = stage.run("job", &["-q", "--", "sh", "-c", &line]).start();
+            stage.waiting("job", at);
+            waiter
+        })
+        .collect();
+    std::fs::write(stage.path("go"), "x\n").unwrap();
+    for run in waiters.into_iter().chain([holder]) {
+        run.done().code(0);
+    }
+    let lines = stage.lines("order");
+    let (places, tokens): (Vec<String>, Vec<u64>) = lines
+        .iter()
+        .map(|line| line.split_once(' ').unwrap_or_else(|| panic!("{lines:?}")))
+        .map(|(place, token)| (place.to_owned(), token.parse::<u64>().unwrap()))
+        .unzip();
+    assert_eq!(places, (1..=100).map(|at| at.to_string()).collect::<Vec<_>>());
+    assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
+}
+
+#[test]
+fn a_lost_wake_up_costs_at_most_a_refresh() {
+    let stage = Stage::new();
+    nix::unistd::mkfifo(&stage.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    // Its holder may not push: the wake-up is refused, which must not refuse the release.
+    stage.redis::<()>(&["ACL", "SETUSER", "mute", "on", ">pw", "~*", "+@all", "-rpush"]);
+    std::fs::write(stage.path("pw"), "pw").unwrap();
+    let url = format!("redis://mute@127.0.0.1:{}", stage.server.port());
+    let args = ["--url", &url, "--password-file", "pw", "run", "-k", "job", "--", "sh", "-c", "read x < go"];
+    let holder = stage.rlock(args).start();
+    stage.held("job");
+    let waiter = stage.run("job", &["--", "sh", "-c", "echo in > in"]).start();
+    stage.waiting("job", 1);
+    let freed = rlock::clock::Boot::now();
+    std::fs::write(stage.path("go"), "x\n").unwrap();
+    stage.written("in");
+    let took = rlock::clock::Boot::now().since(freed);
+    assert!(took < Duration::from_secs(3), "it took {took:?}: a window and its place");
+    holder.done().code(0);
+    waiter.done().code(0);
+}
+
+#[test]
+fn a_wait_says_who_is_in_the_way() {
+    let stage = Stage::new();
+    let holder = stage.run("job", &["--", "sleep", "100"]).start();
+    stage.held("job");
+    let pid = holder.pid().to_string();
+    stage.run("job", &["-w", "1500ms", "-q", "--", "true"]).done().is(75, "");
+    let done = stage.run("job", &["-w", "1500ms", "--", "true"]).done().code(75);
+    let lines: Vec<_> = done.stderr.lines().collect();
+    let [waiting, busy] = lines[..] else { panic!("{done:?}") };
+    for word in ["rlock: waiting", "`job`", &pid, "(sleep)"] {
+        assert!(waiting.contains(word), "{word} in {waiting}");
+    }
+    assert!(busy.contains("1.5s") && busy.contains(&pid), "{busy}");
+}

@@ -1,0 +1,105 @@
+use nix::sys::signal::Signal;
+
+use crate::rlock::{Stage, is_alive, send, until};
+
+const TRAPS: &str = "for s in TERM INT HUP QUIT USR1 USR2 WINCH; do trap \"echo $s >> got\" $s; done; echo $$ > pid; \
+                     while ! [ -e stop ]; do read -t 1 x < fifo 2>/dev/null || :; sleep 0.01; done";
+
+#[test]
+fn each_signal_reaches_the_command_once() {
+    for signal in [
+        Signal::SIGTERM,
+        Signal::SIGINT,
+        Signal::SIGHUP,
+        Signal::SIGQUIT,
+        Signal::SIGUSR1,
+        Signal::SIGUSR2,
+        Signal::SIGWINCH,
+    ] {
+        let stage = Stage::new();
+        let run = stage.run("job", &["--", "bash", "-c", TRAPS]).start();
+        stage.written("pid");
+        run.signal(signal);
+        until(&format!("{signal} arrives"), || (!stage.lines("got").is_empty()).then_some(()));
+        std::fs::write(stage.path("stop"), "").unwrap();
+        run.done().code(0);
+        assert_eq!(stage.lines("got"), [signal.as_str().trim_start_matches("SIG")], "{signal}");
+    }
+}
+
+#[test]
+fn no_forward_leaves_it_to_the_sender() {
+    let stage = Stage::new();
+    let run = stage.run("job", &["--no-forward", "--", "bash", "-c", TRAPS]).start();
+    let pid = stage.written("pid");
+    run.signal(Signal::SIGUSR1);
+    send(&pid, Signal::SIGUSR2);
+    until("the direct signal arrives", || (!stage.lines("got").is_empty()).then_some(()));
+    std::fs::write(stage.path("stop"), "").unwrap();
+    run.done().code(0);
+    assert_eq!(stage.lines("got"), ["USR2"]);
+}
+
+#[test]
+fn after_term_the_whole_tree_is_gone_before_the_key_is_free() {
+    for (name, line) in [
+        ("a shell that goes on", "echo $$ > pid; sleep 100 & echo $! > child; wait; sleep 100; true"),
+        ("a background child", "echo $$ > pid; sleep 100 & echo $! > child; exec sleep 100"),
+        ("a session of its own", "setsid sh -c 'echo $$ > child; exec sleep 100' & echo $$ > pid; exec sleep 100"),
+        (
+            "one that ignores it",
+            "sh -c 'trap \"\" TERM; echo $$ > child; while :; do sleep 1; done' & echo $$ > pid; exec sleep 100",
+        ),
+    ] {
+        let stage = Stage::new();
+        let run = stage.run("job", &["--kill-after", "300ms", "--", "sh", "-c", line]).start();
+        let pids = [stage.written("pid"), stage.written("child")];
+        run.signal(Signal::SIGTERM);
+        until(&format!("{name}: the key is free"), || {
+            let alive = pids.iter().any(|pid| is_alive(pid));
+            let free = !stage.redis::<bool>(&["EXISTS", "job"]);
+            assert!(!(free && alive && pids.iter().any(|pid| is_alive(pid))), "{name}: free while it runs");
+            free.then_some(())
+        });
+        run.done().died(Signal::SIGTERM);
+    }
+}
+
+#[test]
+fn after_an_ordinary_end_what_is_left_runs_on() {
+    let stage = Stage::new();
+    let line = "sleep 100 >&- 2>&- & echo $! > child; echo $$ > pid";
+    stage.run("job", &["--report", "report", "--", "sh", "-c", line]).done().is(0, "");
+    let child = stage.written("child");
+    assert!(is_alive(&child));
+    send(&child, Signal::SIGKILL);
+    let report: serde_json::Value = serde_json::from_str(&stage.lines("report")[0]).unwrap();
+    assert_eq!(report["left_running"], 1, "{report}");
+}
+
+#[test]
+fn a_signal_while_waiting_leaves_the_queue_and_runs_nothing() {
+    let stage = Stage::new();
+    let _holder = stage.run("job", &["--", "sleep", "100"]).start();
+    stage.held("job");
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGUSR1] {
+        let waiter = stage.run("job", &["--", "touch", "ran"]).start();
+        stage.waiting("job", 1);
+        waiter.signal(signal);
+        waiter.done().died(signal);
+        stage.waiting("job", 0);
+    }
+    assert!(!stage.path("ran").exists());
+}
+
+#[test]
+fn a_command_that_ends_by_itself_after_a_stop_signal_is_not_killed() {
+    let stage = Stage::new();
+    // It takes longer than --kill-after: that bounds only what it leaves behind.
+    let line = "trap 'sleep 1; echo clean > end; exit 5' TERM; echo $$ > pid; while :; do sleep 0.05; done";
+    let run = stage.run("job", &["--kill-after", "200ms", "--", "sh", "-c", line]).start();
+    stage.written("pid");
+    run.signal(Signal::SIGTERM);
+    run.done().is(5, "");
+    assert_eq!(stage.written("end"), "clean");
+}
