@@ -64,7 +64,7 @@ pub enum Event {
         /// The first process.
         pid: i32,
     },
-    /// The command could not be started. See [`Program::not_started`].
+    /// The command could not be started. See [`Program::not_started`]. ETIME: the first instant had passed.
     NotStarted {
         /// Why.
         errno: i32,

@@ -127,6 +127,11 @@ impl Serve {
     fn spawn(&mut self, environment: Environment) {
         // Before there is anything to stop: we could be stopped together with it at once.
         self.arm();
+        if self.next_instant().is_some_and(|at| at.left().is_zero()) {
+            // We were stopped since rlock decided to start it.
+            self.say(Event::NotStarted { errno: libc::ETIME });
+            return;
+        }
         let argv = self.spec.program.argv();
         let mut command = Command::new(self.spec.program.path());
         command.arg0(&argv[0]).args(&argv[1..]).envs(environment.set);

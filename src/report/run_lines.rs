@@ -13,9 +13,9 @@ use crate::text::{short, shown};
 /// How many processes are named.
 const MOST_NAMED: usize = 5;
 
-/// That the lease is lost, why, and what becomes of the command. `trouble` is why the last renewal failed, `seen` what
-/// held the key then.
-pub fn lost(name: &str, loss: Loss, trouble: Option<&str>, seen: Option<&Look>, on_lost: OnLost) -> String {
+/// That the lease is lost, why, and what becomes of the command; `on_lost` is none where it was not started. `trouble` is
+/// why the last renewal failed, `seen` what held the key then.
+pub fn lost(name: &str, loss: Loss, trouble: Option<&str>, seen: Option<&Look>, on_lost: Option<OnLost>) -> String {
     let why = match loss {
         Loss::Late => format!("not renewed in time ({})", trouble.unwrap_or("this process did not get to run")),
         Loss::Condemned => "force-release asks for it".into(),
@@ -26,9 +26,10 @@ pub fn lost(name: &str, loss: Loss, trouble: Option<&str>, seen: Option<&Look>, 
         },
     };
     let then = match on_lost {
-        OnLost::Terminate => "the command is stopped",
-        OnLost::Kill => "the command is killed",
-        OnLost::Warn => "the command runs on without it (--on-lost warn)",
+        None => "not run",
+        Some(OnLost::Terminate) => "the command is stopped",
+        Some(OnLost::Kill) => "the command is killed",
+        Some(OnLost::Warn) => "the command runs on without it (--on-lost warn)",
     };
     format!("`{}`: the lease is lost: {why}; {then} ({})", key(name), inspect_hint(name))
 }
@@ -130,13 +131,13 @@ mod tests {
 
     #[test]
     fn a_loss_says_why_and_what_follows() {
-        let line = lost("job", Loss::Late, Some("no answer"), None, OnLost::Terminate);
+        let line = lost("job", Loss::Late, Some("no answer"), None, Some(OnLost::Terminate));
         assert_eq!(
             line,
             "`job`: the lease is lost: not renewed in time (no answer); the command is stopped (see: rlock inspect job)"
         );
-        assert!(lost("job", Loss::Condemned, None, None, OnLost::Kill).contains("force-release"));
-        let gone = lost("job", Loss::Gone, None, Some(&Look::default()), OnLost::Warn);
+        assert!(lost("job", Loss::Condemned, None, None, Some(OnLost::Kill)).contains("force-release"));
+        let gone = lost("job", Loss::Gone, None, Some(&Look::default()), Some(OnLost::Warn));
         assert!(gone.contains("no longer knows this claim") && gone.contains("runs on"), "{gone}");
     }
 

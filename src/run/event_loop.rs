@@ -176,6 +176,7 @@ impl<'a> EventLoop<'a> {
                     self.first = Some(Pid::from_raw(pid));
                     Input::Started
                 }
+                Event::NotStarted { errno: libc::ETIME } => Input::StartedLate,
                 Event::NotStarted { errno } => self.not_started(errno),
                 Event::Stopped { signal } => Input::Stopped(signal),
                 Event::Continued => continue,
@@ -379,7 +380,8 @@ impl<'a> EventLoop<'a> {
     }
 
     fn say_lost(&mut self, loss: Loss) {
-        let line = report::lost(self.key(), loss, self.trouble.as_deref(), self.seen.as_ref(), self.run.on_lost);
+        let on_lost = self.first.map(|_| self.run.on_lost);
+        let line = report::lost(self.key(), loss, self.trouble.as_deref(), self.seen.as_ref(), on_lost);
         self.voice.say(&line);
         (self.report.outcome, self.report.why) = (Outcome::Lost, Some(line));
         self.report.holder = self.seen.as_ref().and_then(|look| {

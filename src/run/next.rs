@@ -41,6 +41,8 @@ pub(super) enum Input {
     Started,
     /// The command could not be started; rlock ends with this code.
     NotStarted(u8),
+    /// The keeper came to start the command when the lease had too little left, and did not.
+    StartedLate,
     /// The command was stopped by this signal.
     Stopped(i32),
     /// The first process ended.
@@ -99,6 +101,8 @@ pub(super) struct Manner {
 enum Phase {
     /// Asking for the key, or giving up and ending like this.
     Asking { giving_up: Option<Exit> },
+    /// The key is ours, but the lease has too little left: a renewal must come first.
+    Late,
     /// The keeper was told to start the command.
     Starting,
     /// The command runs.
@@ -186,7 +190,7 @@ impl Run {
             Input::Signal { number, from_terminal, from_command } => {
                 todo.extend(self.signalled(number, from_terminal, from_command));
             }
-            Input::Granted { sent, left } => todo.extend(self.granted(sent, left)),
+            Input::Granted { sent, left } => todo.extend(self.granted(sent, left, now)),
             Input::Hopeless => {
                 if let Phase::Asking { giving_up: giving_up @ None } = &mut self.phase {
                     *giving_up = Some(Exit::Code(exit::USAGE));
@@ -205,16 +209,28 @@ impl Run {
                 if let Some(lease) = &mut self.lease {
                     lease.renewed(sent, left);
                     todo.push(Do::Tell(lease.instants()));
+                    if self.phase == Phase::Late && lease.is_held(now) {
+                        self.phase = Phase::Starting;
+                        todo.push(Do::Spawn);
+                    }
                 }
             }
             Input::Lost(loss) => {
                 self.leave |= loss == Loss::Gone;
+                if self.phase == Phase::Late {
+                    todo.extend(self.lost_for_good(loss));
+                    todo.extend(self.release());
+                }
                 let act = self.lease.as_mut().and_then(|lease| lease.lost(loss, now));
                 todo.extend(self.act(act, now));
             }
             Input::Released => todo.push(self.finish(self.exit)),
             Input::ThreadGone => todo.extend(self.thread_gone()),
             Input::Started => todo.extend(self.started()),
+            Input::StartedLate => {
+                todo.extend(self.lost_for_good(Loss::Late));
+                todo.extend(self.release());
+            }
             Input::NotStarted(code) => {
                 self.exit = Exit::Code(code);
                 todo.extend(self.release());
@@ -281,6 +297,10 @@ impl Run {
                 *giving_up = Some(Exit::Signal(number));
                 vec![Do::GiveUp]
             }
+            Phase::Late if signal::is_deadly(number) => {
+                self.exit = Exit::Signal(number);
+                self.release()
+            }
             Phase::Starting | Phase::Running => {
                 if signal::is_stop(number) {
                     self.stop.get_or_insert(number);
@@ -298,11 +318,16 @@ impl Run {
         }
     }
 
-    fn granted(&mut self, sent: Boot, left: Duration) -> Vec<Do> {
+    /// A command is started only under a lease that is held now: this process may have been stopped since the answer.
+    fn granted(&mut self, sent: Boot, left: Duration, now: Boot) -> Vec<Do> {
         let lease = Lease::granted(self.manner.plan, sent, left);
-        let instants = lease.instants();
+        let (instants, is_held) = (lease.instants(), lease.is_held(now));
         self.lease = Some(lease);
         match self.phase {
+            Phase::Asking { giving_up: None } if !is_held => {
+                self.phase = Phase::Late;
+                Vec::new()
+            }
             Phase::Asking { giving_up: None } => {
                 self.phase = Phase::Starting;
                 vec![Do::Tell(instants), Do::Spawn]
@@ -378,7 +403,7 @@ impl Run {
                 }
                 vec![self.kill(now)]
             }
-            Phase::Asking { .. } => {
+            Phase::Asking { .. } | Phase::Late => {
                 self.exit = Exit::Code(exit::SOFTWARE);
                 self.phase = Phase::Releasing;
                 vec![Do::GiveUp]
@@ -391,7 +416,7 @@ impl Run {
     fn thread_gone(&mut self) -> Vec<Do> {
         self.leave = true;
         match self.phase {
-            Phase::Asking { .. } => vec![Do::Leave, self.finish(Exit::Code(exit::SOFTWARE))],
+            Phase::Asking { .. } | Phase::Late => vec![Do::Leave, self.finish(Exit::Code(exit::SOFTWARE))],
             Phase::Releasing => vec![self.finish(self.exit)],
             _ => Vec::new(),
         }
@@ -468,6 +493,31 @@ mod tests {
         assert_eq!(run.next(signal(TERM), at(1)), [Do::GiveUp]);
         assert_eq!(run.next(Input::Granted { sent: at(0), left: TTL }, at(2)), []);
         assert_eq!(run.next(Input::Released, at(3)), [Do::Finish(Exit::Signal(TERM))]);
+    }
+
+    #[test]
+    fn nothing_is_started_under_a_lease_that_has_too_little_left() {
+        let late = |run: &mut Run| run.next(Input::Granted { sent: at(0), left: TTL }, at(24_398));
+        let mut renewed = run(OnLost::Terminate);
+        assert_eq!(late(&mut renewed), []);
+        let todo = renewed.next(Input::Renewed { sent: at(24_400), left: TTL }, at(24_401));
+        assert!(matches!(todo[..], [Do::Tell(Some(_)), Do::Spawn]), "{todo:?}");
+
+        let mut gone = run(OnLost::Terminate);
+        late(&mut gone);
+        let todo = gone.next(Input::Lost(Loss::Gone), at(90_000));
+        assert_eq!(todo, [Do::SayLost(Loss::Gone), Do::Leave, Do::Finish(Exit::Code(79))]);
+
+        let mut signalled = run(OnLost::Terminate);
+        late(&mut signalled);
+        assert_eq!(signalled.next(signal(TERM), at(24_399)), [Do::Release]);
+        assert_eq!(signalled.next(Input::Released, at(24_400)), [Do::Finish(Exit::Signal(TERM))]);
+
+        let mut slow_keeper = run(OnLost::Terminate);
+        slow_keeper.next(Input::Granted { sent: at(0), left: TTL }, at(1));
+        let todo = slow_keeper.next(Input::StartedLate, at(2));
+        assert_eq!(todo, [Do::SayLost(Loss::Late), Do::Release]);
+        assert_eq!(slow_keeper.next(Input::Released, at(3)), [Do::Finish(Exit::Code(79))]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use nix::unistd::Pid;
 use rlock::child::Ending;
 use rlock::clock::Boot;
-use rlock::keeper::Event;
+use rlock::keeper::{Environment, Event};
 
 use crate::rig::{Parent, Rig, alive, all_alive, all_die, signal, state, stop, wait_for};
 
@@ -21,6 +21,8 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("without_a_first_signal_there_is_only_kill", without_a_first_signal_there_is_only_kill),
     ("instants_can_be_taken_back", instants_can_be_taken_back),
     ("nothing_was_spawned", nothing_was_spawned),
+    ("a_keeper_that_comes_late_starts_nothing", a_keeper_that_comes_late_starts_nothing),
+    ("a_command_that_stops_its_keeper_at_once_dies_in_time", a_command_that_stops_its_keeper_at_once_dies_in_time),
 ];
 
 /// The contract's slack at a short ttl: from KILL's instant to the end of everything.
@@ -209,4 +211,23 @@ fn nothing_was_spawned() {
     parent.order("done");
     assert_eq!(parent.end(), 0);
     wait_for("the keeper ends", || !alive(parent.keeper));
+}
+
+fn a_keeper_that_comes_late_starts_nothing() {
+    let mut parent = Rig::new().start(&["sh", "-c", "echo ran > ran"]);
+    parent.instants(None, Boot::now().before(Duration::from_secs(1)));
+    assert_eq!(parent.spawn_with(&Environment::default()), Event::NotStarted { errno: libc::ETIME });
+    assert!(!parent.path().join("ran").exists());
+}
+
+/// The keeper has no turn between the start of the command and its own stop: its timer must run before.
+fn a_command_that_stops_its_keeper_at_once_dies_in_time() {
+    let mut parent = Rig::new().start(&["sh", "-c", "kill -STOP $PPID; echo $$ >pids; sleep 1000"]);
+    let kill_at = Boot::now() + Duration::from_secs(1);
+    parent.instants(None, kill_at);
+    parent.obeyed("spawn {\"set\":[],\"unset\":[]}");
+    let pids = parent.pids_of("pids", 1);
+    wait_for("it is dead", || !alive(pids[0]));
+    let late = Boot::now().since(kill_at);
+    assert!(late < SLACK, "dead {late:?} after the instant");
 }
