@@ -223,9 +223,12 @@ fn a_keeper_that_comes_late_starts_nothing() {
 /// The keeper has no turn between the start of the command and its own stop: its timer must run before.
 fn a_command_that_stops_its_keeper_at_once_dies_in_time() {
     let mut parent = Rig::new().start(&["sh", "-c", "kill -STOP $PPID; echo $$ >pids; sleep 1000"]);
+    // Both orders reach it in one turn.
+    stop(parent.keeper);
     let kill_at = Boot::now() + Duration::from_secs(1);
     parent.instants(None, kill_at);
     parent.obeyed("spawn {\"set\":[],\"unset\":[]}");
+    signal(parent.keeper, libc::SIGCONT);
     let pids = parent.pids_of("pids", 1);
     wait_for("it is dead", || !alive(pids[0]));
     let late = Boot::now().since(kill_at);
