@@ -13,8 +13,8 @@ use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::unistd::{AccessFlags, faccessat};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use tree::children_of;
 pub use tree::{Left, Tree, Why};
+pub(crate) use tree::{children_of, is_stopped, parent_of};
 
 use crate::error::Error;
 

@@ -107,6 +107,8 @@ pub struct Keeper {
     slot: Slot,
     first: Option<Pid>,
     kin: Vec<Pid>,
+    /// It was told to start the command, and has not said what came of it.
+    is_starting: bool,
     gone: bool,
 }
 
@@ -125,7 +127,7 @@ impl Keeper {
             serve::serve(spec, theirs, slot);
         };
         drop(theirs);
-        let keeper = Self { pid, socket: ours, slot, first: None, kin, gone: false };
+        let keeper = Self { pid, socket: ours, slot, first: None, kin, is_starting: false, gone: false };
         keeper.wait_ready().map_err(failed)?;
         Ok(keeper)
     }
@@ -143,8 +145,10 @@ impl Keeper {
     }
 
     /// Lets it start the command. [`Event::Started`] or [`Event::NotStarted`] follows.
-    pub fn spawn(&self, environment: Environment) -> io::Result<()> {
-        transmit(&self.socket, &Order::Spawn(environment))
+    pub fn spawn(&mut self, environment: Environment) -> io::Result<()> {
+        transmit(&self.socket, &Order::Spawn(environment))?;
+        self.is_starting = true;
+        Ok(())
     }
 
     /// Tells it the instants, or that there are none. Never blocks, and the newest always counts, however long the
@@ -165,6 +169,7 @@ impl Keeper {
                 if let Event::Started { pid } = event {
                     self.first = Some(Pid::from_raw(pid));
                 }
+                self.is_starting &= !matches!(event, Event::Started { .. } | Event::NotStarted { .. });
                 Some(event)
             }
             Received::Nothing => None,
@@ -193,9 +198,15 @@ impl Keeper {
         self.pid
     }
 
-    /// The command's tree as rlock sees it: what is below the keeper, or, once it is gone, below rlock.
+    /// The command's tree as rlock sees it: what is below the keeper, or, once it is gone, below rlock. While the
+    /// command is being started the keeper is part of it: a keeper that is stopped would start the command later.
     pub fn tree(&self) -> Tree {
-        if self.gone { self.own_children().without(&self.kin) } else { Tree::below(self.pid) }
+        if self.gone || self.is_starting { self.own_children().without(&self.kin) } else { Tree::below(self.pid) }
+    }
+
+    /// Whether `pid` is the command's first process.
+    pub fn is_first(&self, pid: Pid) -> bool {
+        self.first.map_or_else(|| child::parent_of(pid) == Some(self.pid), |first| pid == first)
     }
 
     /// Reaps rlock's children that ended: orphans that fell to it, and what it had before the keeper. For SIGCHLD.

@@ -41,14 +41,14 @@ pub struct Received {
 }
 
 impl Received {
-    /// Whether the terminal sent it, and so gave it to the whole foreground group already. A hang-up that reaches the
-    /// session's leader is meant for it alone.
+    /// Whether the terminal sent it, and so gave it to the whole group already. A hang-up that reaches the session's
+    /// leader, and the CONT that follows it, are meant for it alone.
     pub fn is_from_terminal(&self) -> bool {
         let to_leader = || getsid(None) == Ok(getpid());
         self.code == libc::SI_KERNEL
             && match self.signal {
-                libc::SIGINT | libc::SIGQUIT | libc::SIGTSTP | libc::SIGWINCH => true,
-                libc::SIGHUP => !to_leader(),
+                libc::SIGINT | libc::SIGQUIT | libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU | libc::SIGWINCH => true,
+                libc::SIGHUP | libc::SIGCONT => !to_leader(),
                 _ => false,
             }
     }

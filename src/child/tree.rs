@@ -20,6 +20,9 @@ use crate::sys::{self, Change};
 /// The pause between two looks at a tree that is dying.
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// How often a tree is looked at to be sure that nobody is in it.
+const MOST_LOOKS: u32 = 50;
+
 /// A process that is still there, for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Left {
@@ -38,6 +41,15 @@ pub enum Why {
     NotPermitted,
     /// It was killed and has not died yet, as in uninterruptible sleep.
     NotDead,
+}
+
+/// What repeated looks at a tree have shown.
+#[derive(Default)]
+struct Sight {
+    /// Who was dead in the last look.
+    dead: Option<HashSet<Pid>>,
+    /// That look has missed nobody.
+    is_whole: bool,
 }
 
 /// All processes below one, without that one.
@@ -89,34 +101,53 @@ impl Tree {
         left
     }
 
+    /// How many live now. None only when it is certain that nobody does.
+    pub fn count(&self) -> usize {
+        let mut sight = Sight::default();
+        for _ in 0..MOST_LOOKS {
+            let left = self.send_all(0, &mut sight);
+            if sight.is_whole || !left.is_empty() {
+                return left.len();
+            }
+        }
+        // They come and go faster than we look.
+        1
+    }
+
     /// Kills all of them, again and again until nobody is left, those that we may not signal excepted, or until
     /// `until`. What is left then is returned. It looks once at least.
     pub fn kill(&self, until: Boot) -> Vec<Left> {
-        let mut were_dead: Option<HashSet<Pid>> = None;
+        let mut sight = Sight::default();
         loop {
             self.reap();
-            let (mut left, mut dead, mut is_steady) = (Vec::new(), HashSet::new(), true);
-            for (pid, state) in self.look() {
-                if state == State::Dead {
-                    dead.insert(pid);
-                    continue;
-                }
-                match sys::kill(pid, libc::SIGKILL) {
-                    Ok(()) => left.push((pid, Why::NotDead)),
-                    Err(error) if is_forbidden(&error) => left.push((pid, Why::NotPermitted)),
-                    Err(_) => is_steady = false,
-                }
-            }
-            // A process may fork and end while we look, and its child be missed. Who was dead in the look before this
-            // one has no such child. And a list is not whole out of which somebody was reaped while it was read.
-            let is_whole = is_steady && were_dead.is_some_and(|were| dead.is_subset(&were));
-            let is_done = is_whole && left.iter().all(|(_, why)| *why == Why::NotPermitted);
+            let left = self.send_all(libc::SIGKILL, &mut sight);
+            let is_done = sight.is_whole && left.iter().all(|(_, why)| *why == Why::NotPermitted);
             if is_done || Boot::now() >= until {
                 return left.into_iter().map(|(pid, why)| Left::of(pid, why)).collect();
             }
-            were_dead = Some(dead);
             thread::sleep(PAUSE);
         }
+    }
+
+    /// Sends `signal` to all that live, and says who they are.
+    fn send_all(&self, signal: i32, sight: &mut Sight) -> Vec<(Pid, Why)> {
+        let (mut left, mut dead, mut is_steady) = (Vec::new(), HashSet::new(), true);
+        for (pid, state) in self.look() {
+            if state == State::Dead {
+                dead.insert(pid);
+                continue;
+            }
+            match sys::kill(pid, signal) {
+                Ok(()) => left.push((pid, Why::NotDead)),
+                Err(error) if is_forbidden(&error) => left.push((pid, Why::NotPermitted)),
+                Err(_) => is_steady = false,
+            }
+        }
+        // A process may fork and end while we look, and its child be missed. Who was dead in the look before this
+        // one has no such child. And a list is not whole out of which somebody was reaped while it was read.
+        sight.is_whole = is_steady && sight.dead.as_ref().is_some_and(|were| dead.is_subset(were));
+        sight.dead = Some(dead);
+        left
     }
 
     /// Reaps our children that ended, if we are the root: the orphans of the tree among them.
@@ -221,6 +252,16 @@ impl Stat {
     fn is_dead(&self) -> bool {
         self.state == b'Z' && self.threads <= 1
     }
+}
+
+/// The parent of `pid`, also of one that is dead and not reaped.
+pub(crate) fn parent_of(pid: Pid) -> Option<Pid> {
+    Stat::of(pid).map(|stat| stat.parent)
+}
+
+/// Whether `pid` is stopped.
+pub(crate) fn is_stopped(pid: Pid) -> bool {
+    Stat::of(pid).is_some_and(|stat| stat.state == b'T')
 }
 
 /// Whether the kernel lists the children of a thread, which is much cheaper than to look at every process.

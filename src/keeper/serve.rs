@@ -9,6 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
 use nix::sys::signal::{SigEvent, SigSet, SigevNotify, Signal};
@@ -17,7 +18,7 @@ use nix::sys::time::TimeSpec;
 use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
 use nix::sys::wait::WaitPidFlag;
 use nix::time::ClockId;
-use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout, getpid, setsid};
+use nix::unistd::{Pid, close, dup2_stderr, dup2_stdin, dup2_stdout, getpid, pipe2, read, setsid, write};
 
 use super::{Environment, Event, Order, Received, Slot, Spec, receive, transmit};
 use crate::child::{Ending, Left, Tree, Why};
@@ -51,7 +52,14 @@ pub(super) fn serve(spec: Spec, socket: OwnedFd, slot: Slot) -> ! {
 
 struct First {
     pid: Pid,
-    has_ended: bool,
+    life: Life,
+}
+
+enum Life {
+    /// It is about to become the command: the pipe ends when it has, or brings why it could not.
+    Starting(OwnedFd),
+    Running,
+    Ended,
 }
 
 struct Serve {
@@ -62,6 +70,8 @@ struct Serve {
     /// Wakes us even when we are stopped; where there can be none, only poll's own timeout does.
     timer: Option<Timer>,
     armed: Option<Boot>,
+    /// The command is to be started with this.
+    wanted: Option<Environment>,
     first: Option<First>,
     tree: Tree,
     /// rlock is dead.
@@ -81,16 +91,19 @@ enum Kill {
 impl Serve {
     fn new(spec: Spec, socket: OwnedFd, slot: Slot) -> Option<Self> {
         let signals = prepare();
-        let ready = signals.as_ref().map(|_| ()).map_err(|errno| *errno as i32);
-        transmit(&socket, &ready).ok()?;
         let event = SigEvent::new(SigevNotify::SigevSignal { signal: Signal::SIGCONT, si_value: 0 });
+        let timer = Timer::new(ClockId::CLOCK_BOOTTIME, event).ok();
+        let ready = signals.as_ref().map(|_| ()).map_err(|errno| *errno as i32);
+        // rlock goes on from here: nothing of what wakes us may still be missing.
+        transmit(&socket, &ready).ok()?;
         Some(Self {
             spec,
             socket,
             slot,
             signals: signals.ok()?,
-            timer: Timer::new(ClockId::CLOCK_BOOTTIME, event).ok(),
+            timer,
             armed: None,
+            wanted: None,
             first: None,
             tree: Tree::below(getpid()),
             is_alone: false,
@@ -115,49 +128,66 @@ impl Serve {
     fn listen(&mut self) {
         while !self.is_alone {
             match receive(&self.socket) {
-                Received::Message(Order::Spawn(environment)) => self.spawn(environment),
+                Received::Message(Order::Spawn(environment)) => self.wanted = Some(environment),
                 Received::Message(Order::Look) => {}
                 Received::Message(Order::Done) => sys::exit_now(exit::OK.into()),
-                Received::Nothing => return,
+                Received::Nothing => break,
                 Received::End => self.is_alone = true,
             }
         }
+        // Only now: we may have been stopped, and the order be followed by another, by rlock's death or by the instants.
+        let Some(environment) = self.wanted.take().filter(|_| !self.is_alone) else {
+            return;
+        };
+        if self.slot.get().is_some_and(|instants| Boot::now() >= instants.signal_at.unwrap_or(instants.kill_at)) {
+            self.say(Event::NotStarted { errno: libc::ETIME });
+        } else if let Err(errno) = self.spawn(environment) {
+            self.say(Event::NotStarted { errno: errno as i32 });
+        }
     }
 
-    fn spawn(&mut self, environment: Environment) {
+    /// Forks the command. We do not wait until it runs: it could be stopped before, or its file be slow to read, and
+    /// the instants count all the same.
+    fn spawn(&mut self, environment: Environment) -> Result<(), Errno> {
         // Before there is anything to stop: we could be stopped together with it at once.
         self.arm();
-        if self.next_instant().is_some_and(|at| at.left().is_zero()) {
-            // We were stopped since rlock decided to start it.
-            self.say(Event::NotStarted { errno: libc::ETIME });
-            return;
-        }
+        let (told, tell) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+        let keeper = getpid();
+        let Some(pid) = sys::fork().map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EAGAIN)))?
+        else {
+            self.become_command(environment, &tell, keeper);
+        };
+        drop(tell);
+        // The command stays in rlock's group, where the terminal's signals are; we must not be killed with it.
+        // A session of our own, not only a group: a parent in the same session but another group would make
+        // the kernel believe that somebody is there to continue a command that Ctrl-Z stopped.
+        let _ = setsid();
+        self.let_go(&told);
+        self.first = Some(First { pid, life: Life::Starting(told) });
+        self.tree = Tree::below(keeper).keeping([pid]);
+        Ok(())
+    }
+
+    /// In the forked child.
+    fn become_command(&self, environment: Environment, tell: &OwnedFd, keeper: Pid) -> ! {
+        // rlock learns from the end of this socket that the keeper is dead; nothing here uses it any more.
+        let _ = close(self.socket.as_raw_fd());
         let argv = self.spec.program.argv();
         let mut command = Command::new(self.spec.program.path());
         command.arg0(&argv[0]).args(&argv[1..]).envs(environment.set);
         for name in environment.unset {
             command.env_remove(name);
         }
-        sys::before_exec(&mut command, self.spec.at_entry.mask, self.spec.at_entry.ignored, getpid());
-        match command.spawn() {
-            Ok(child) => {
-                // The command stays in rlock's group, where the terminal's signals are; we must not be killed with it.
-                // A session of our own, not only a group: a parent in the same session but another group would make
-                // the kernel believe that somebody is there to continue a command that Ctrl-Z stopped.
-                let _ = setsid();
-                let pid = Pid::from_raw(child.id().cast_signed());
-                self.first = Some(First { pid, has_ended: false });
-                self.tree = Tree::below(getpid()).keeping([pid]);
-                self.say(Event::Started { pid: pid.as_raw() });
-                self.let_go();
-            }
-            Err(error) => self.say(Event::NotStarted { errno: error.raw_os_error().unwrap_or(libc::EINVAL) }),
-        }
+        sys::before_exec(&mut command, self.spec.at_entry.mask, self.spec.at_entry.ignored, keeper);
+        let errno = command.exec().raw_os_error().unwrap_or(libc::EINVAL);
+        // It fails only where the keeper is dead.
+        let _ = write(tell, &errno.to_ne_bytes());
+        sys::exit_now(exit::CANNOT_RUN.into())
     }
 
     /// Closes what only the command needs: a pipe must end when the command ends, not when we do.
-    fn let_go(&self) {
-        sys::close_all_but(&[self.socket.as_raw_fd(), self.signals.as_fd().as_raw_fd()]);
+    fn let_go(&self, told: &OwnedFd) {
+        sys::close_all_but(&[self.socket.as_raw_fd(), self.signals.as_fd().as_raw_fd(), told.as_raw_fd()]);
         let null = OpenOptions::new().read(true).write(true).open("/dev/null");
         // Any descriptor that nobody else waits for will do.
         let quiet = null.as_ref().map_or(self.signals.as_fd(), AsFd::as_fd);
@@ -169,7 +199,8 @@ impl Serve {
 
     fn look_after_children(&mut self) {
         self.tree.reap();
-        let Some(First { pid, has_ended: false }) = self.first else {
+        self.hear_of_the_start();
+        let Some(First { pid, life: Life::Running }) = self.first else {
             return;
         };
         while let Some((_, change)) = sys::wait_child(Some(pid), WaitPidFlag::WSTOPPED | WaitPidFlag::WCONTINUED) {
@@ -185,8 +216,28 @@ impl Serve {
             Some((_, Change::Killed(signal))) => Ending::Signal(signal),
             _ => return,
         };
-        self.first = Some(First { pid, has_ended: true });
+        self.first = Some(First { pid, life: Life::Ended });
         self.say(Event::Ended(ending));
+    }
+
+    fn hear_of_the_start(&mut self) {
+        let Some(First { pid, life: Life::Starting(told) }) = &self.first else {
+            return;
+        };
+        let mut errno = [0; size_of::<i32>()];
+        let (pid, heard) = (*pid, read(told, &mut errno));
+        match heard {
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Ok(length) if length == errno.len() => {
+                self.first = None;
+                self.say(Event::NotStarted { errno: i32::from_ne_bytes(errno) });
+            }
+            // It runs the command, or was killed on its way there.
+            _ => {
+                self.first = Some(First { pid, life: Life::Running });
+                self.say(Event::Started { pid: pid.as_raw() });
+            }
+        }
     }
 
     fn act(&mut self) {
@@ -199,7 +250,9 @@ impl Serve {
         }
         let now = Boot::now();
         let is_due = |at: Boot| now >= at + timing::KEEPER_LATER;
-        if self.kill == Kill::NotDue && (self.is_alone || instants.is_some_and(|instants| is_due(instants.kill_at))) {
+        let is_due_to_kill = self.kill == Kill::NotDue && instants.is_some_and(|instants| is_due(instants.kill_at));
+        // Alone we look once more, whatever was killed before, and then end.
+        if is_due_to_kill || (self.is_alone && !matches!(self.kill, Kill::Under(_))) {
             self.kill = Kill::Under(None);
         }
         if let Kill::Under(told) = &mut self.kill {
@@ -276,6 +329,9 @@ impl Serve {
         let timeout = timeout.map_or(PollTimeout::NONE, |ms| PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX));
         let out = if self.unsent.is_empty() { PollFlags::empty() } else { PollFlags::POLLOUT };
         let mut fds = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        if let Some(First { life: Life::Starting(told), .. }) = &self.first {
+            fds.push(PollFd::new(told.as_fd(), PollFlags::POLLIN));
+        }
         if !self.is_alone {
             fds.push(PollFd::new(self.socket.as_fd(), PollFlags::POLLIN | out));
         }
@@ -286,11 +342,12 @@ impl Serve {
     }
 }
 
-/// All signals off, but for the two that wake us; orphans fall to us.
+/// All signals off, but for the two that wake us; orphans fall to us. rlock's death wakes us even when we are stopped.
 fn prepare() -> Result<SignalFd, Errno> {
     // A name for `ps`; without it the keeper is called like rlock.
     let _ = prctl::set_name(c"rlock-keeper");
     prctl::set_child_subreaper(true)?;
+    prctl::set_pdeathsig(Signal::SIGCONT)?;
     // Blocked, they are kept for us to read even where they were ignored at entry.
     SigSet::all().thread_block()?;
     let wakers = sys::signal_set(sys::bit(libc::SIGCHLD) | sys::bit(libc::SIGCONT));

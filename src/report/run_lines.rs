@@ -44,12 +44,10 @@ pub fn hopeless(name: &str, around: &Entry) -> String {
     )
 }
 
-/// That the keeper is gone.
-pub fn keeper_gone(name: &str) -> String {
-    format!(
-        "`{}`: the keeper, the process that guards the command, was killed; the command is killed with it",
-        key(name)
-    )
+/// That the keeper is gone, and what becomes of the command.
+pub fn keeper_gone(name: &str, has_started: bool) -> String {
+    let then = if has_started { "the command is killed with it" } else { "not run, run it again" };
+    format!("`{}`: the keeper, the process that guards the command, was killed; {then}", key(name))
 }
 
 /// That rlock stops with its command, and how long the lease lasts.

@@ -1,6 +1,8 @@
 //! The one event loop: it gathers what happened, asks [`super::next`], and carries out the answer.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind::{BrokenPipe, ConnectionReset};
+use std::mem::take;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -16,7 +18,7 @@ use super::hold::Release;
 use super::next::{Do, Input, Run};
 use super::wait::End;
 use super::worker::{Handle, News, Order};
-use crate::child::{Left, Program};
+use crate::child::{self, Left, Program};
 use crate::claim::ClaimId;
 use crate::clock::Boot;
 use crate::error::Error;
@@ -32,8 +34,8 @@ use crate::{sys, timing};
 
 /// How long a release is retried: briefly, since the lease ends by itself.
 const RELEASE: Duration = Duration::from_secs(3);
-/// How long the line before a stop may take.
-const BEFORE_STOP: Duration = Duration::from_millis(200);
+/// How long the lines before a start or a stop may take.
+const LINES: Duration = Duration::from_millis(200);
 
 /// What a run has been given.
 pub(super) struct Parts {
@@ -71,6 +73,8 @@ pub(super) struct EventLoop<'a> {
     seen: Option<Look>,
     report: Report,
     exit: Option<Exit>,
+    /// We were stopped with the command, and have not seen the signal that let us go on.
+    has_resumed: bool,
 }
 
 impl<'a> EventLoop<'a> {
@@ -99,6 +103,7 @@ impl<'a> EventLoop<'a> {
             seen: None,
             report,
             exit: None,
+            has_resumed: false,
         })
     }
 
@@ -120,10 +125,11 @@ impl<'a> EventLoop<'a> {
                 return Ok(exit);
             }
             self.sleep()?;
-            // The deadline first; then signals, so that nothing is spawned after a stop signal.
+            // The keeper first, since it tells things in their order; then the deadline; and signals before the store,
+            // so that nothing is spawned after a stop signal.
+            self.hear_keeper();
             self.feed(Input::Tick);
             self.hear_signals();
-            self.hear_keeper();
             self.hear_worker();
         }
     }
@@ -161,11 +167,14 @@ impl<'a> EventLoop<'a> {
                 }
                 continue;
             }
-            self.feed(Input::Signal {
-                number: received.signal,
-                from_terminal: received.is_from_terminal(),
-                from_command: received.sender.is_some() && received.sender == self.first,
-            });
+            let (keeper, sender) = (self.keeper.as_ref(), received.sender);
+            let from_command = keeper.zip(sender).is_some_and(|(keeper, sender)| keeper.is_first(sender));
+            // Whoever let a stopped job go on has let the command go on with us.
+            if received.signal == libc::SIGCONT && take(&mut self.has_resumed) && !self.is_first_stopped() {
+                continue;
+            }
+            let from_terminal = received.is_from_terminal();
+            self.feed(Input::Signal { number: received.signal, from_terminal, from_command });
         }
     }
 
@@ -176,7 +185,6 @@ impl<'a> EventLoop<'a> {
                     self.first = Some(Pid::from_raw(pid));
                     Input::Started
                 }
-                Event::NotStarted { errno: libc::ETIME } => Input::StartedLate,
                 Event::NotStarted { errno } => self.not_started(errno),
                 Event::Stopped { signal } => Input::Stopped(signal),
                 Event::Continued => continue,
@@ -186,7 +194,7 @@ impl<'a> EventLoop<'a> {
                     Input::KeeperActed
                 }
                 Event::Gone => {
-                    self.voice.say(&report::keeper_gone(self.key()));
+                    self.voice.say(&report::keeper_gone(self.key(), self.first.is_some()));
                     Input::KeeperGone
                 }
             };
@@ -274,9 +282,17 @@ impl<'a> EventLoop<'a> {
         match todo {
             Do::GiveUp => self.worker.order(Order::Release { by: Boot::now() + RELEASE }),
             Do::Spawn => {
+                if self.voice.has_terminal() {
+                    // What the command prints must not stand behind a live line.
+                    self.voice.finish(LINES);
+                }
                 let environment = self.environment();
-                // Where it cannot be told, it is dead, and that is heard of next.
-                let _ = self.keeper.as_ref().map(|keeper| keeper.spawn(environment));
+                match self.keeper.as_mut().map(|keeper| keeper.spawn(environment)) {
+                    // A keeper that is dead is heard of next.
+                    None | Some(Ok(())) => {}
+                    Some(Err(error)) if matches!(error.kind(), BrokenPipe | ConnectionReset) => {}
+                    Some(Err(error)) => return Some(self.not_started(error.raw_os_error().unwrap_or(libc::E2BIG))),
+                }
             }
             Do::Tell(instants) => {
                 if let Some(keeper) = &self.keeper {
@@ -299,15 +315,18 @@ impl<'a> EventLoop<'a> {
                 return Some(Input::Killed { all: left.is_empty() });
             }
             Do::Count => {
-                let count = self.keeper.as_ref().map_or(0, |keeper| keeper.tree().members().len());
+                let count = self.keeper.as_ref().map_or(0, |keeper| keeper.tree().count());
                 self.report.left_running = u32::try_from(count).unwrap_or(u32::MAX);
                 return Some(Input::Left(count));
             }
             Do::SayLost(loss) => self.say_lost(loss),
+            // It may have gone on since.
+            Do::StopSelf if self.first.is_some() && !self.is_first_stopped() => {}
             Do::StopSelf => {
                 self.voice.say(&report::stopped(self.key(), self.state.lease().map(|lease| lease.deadline().left())));
-                self.voice.finish(BEFORE_STOP);
+                self.voice.finish(LINES);
                 signal::stop_self();
+                self.has_resumed = self.first.is_some();
                 return Some(Input::Tick);
             }
             Do::Release => {
@@ -346,7 +365,15 @@ impl<'a> EventLoop<'a> {
         self.run.key.as_str()
     }
 
+    fn is_first_stopped(&self) -> bool {
+        self.first.is_some_and(child::is_stopped)
+    }
+
     fn not_started(&mut self, errno: i32) -> Input {
+        // The keeper found the lease too old to start anything; the deadline says the rest.
+        if errno == libc::ETIME {
+            return Input::Tick;
+        }
         let error = self.program.not_started(errno);
         self.voice.say(&error.to_string());
         (self.report.outcome, self.report.why) = (Outcome::from(&error), Some(error.to_string()));

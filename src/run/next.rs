@@ -41,8 +41,6 @@ pub(super) enum Input {
     Started,
     /// The command could not be started; rlock ends with this code.
     NotStarted(u8),
-    /// The keeper came to start the command when the lease had too little left, and did not.
-    StartedLate,
     /// The command was stopped by this signal.
     Stopped(i32),
     /// The first process ended.
@@ -182,8 +180,12 @@ impl Run {
 
     /// What is to be done about `input` at `now`.
     pub(super) fn next(&mut self, input: Input, now: Boot) -> Vec<Do> {
-        // The deadline goes first, whatever came in: after a pause the rest may be long out of date.
-        let mut todo = self.tick(now);
+        // The deadline goes first, whatever came in: after a pause the rest may be long out of date. But the keeper
+        // tells things in their order: an end that comes before its own signals came before any.
+        let mut todo = match input {
+            Input::Ended(_) | Input::Left(_) => Vec::new(),
+            _ => self.tick(now),
+        };
         match input {
             Input::Stopped(number) if is_job_control(number) => todo.push(Do::StopSelf),
             Input::Tick | Input::Stopped(_) => {}
@@ -227,16 +229,14 @@ impl Run {
             Input::Released => todo.push(self.finish(self.exit)),
             Input::ThreadGone => todo.extend(self.thread_gone()),
             Input::Started => todo.extend(self.started()),
-            Input::StartedLate => {
-                todo.extend(self.lost_for_good(Loss::Late));
-                todo.extend(self.release());
-            }
             Input::NotStarted(code) => {
-                self.exit = Exit::Code(code);
-                todo.extend(self.release());
+                if self.phase == Phase::Starting {
+                    self.exit = Exit::Code(code);
+                    todo.extend(self.release());
+                }
             }
             Input::Ended(ending) => todo.extend(self.ended(ending)),
-            Input::KeeperActed => todo.extend(self.lost_for_good(Loss::Late)),
+            Input::KeeperActed => todo.extend(self.keeper_acted(now)),
             Input::KeeperGone => todo.extend(self.keeper_gone(now)),
             Input::Left(count) => todo.extend(self.left(count, now)),
             Input::Killed { all } => {
@@ -249,7 +249,7 @@ impl Run {
 
     fn tick(&mut self, now: Boot) -> Vec<Do> {
         match self.phase {
-            Phase::Starting | Phase::Running | Phase::Counting | Phase::Ending { .. } => {}
+            Phase::Starting | Phase::Running | Phase::Ending { .. } => {}
             _ => return Vec::new(),
         }
         let act = self.lease.as_mut().and_then(|lease| lease.due(now));
@@ -271,12 +271,13 @@ impl Run {
         match act {
             Act::Warn(loss) => vec![Do::SayLost(loss)],
             Act::Signal(_) | Act::Kill(_) if !running => Vec::new(),
-            Act::Signal(loss) => {
+            // There is nothing yet that a signal could ask to end; and what would start after it must not.
+            Act::Signal(loss) if self.phase != Phase::Starting => {
                 let said = self.lost_for_good(loss);
                 let instants = self.lease.as_ref().and_then(Lease::instants);
                 said.into_iter().chain([Do::SignalTree(self.manner.signal), Do::Tell(instants)]).collect()
             }
-            Act::Kill(loss) => {
+            Act::Signal(loss) | Act::Kill(loss) => {
                 let said = self.lost_for_good(loss);
                 said.into_iter().chain([self.kill(now)]).collect()
             }
@@ -288,6 +289,16 @@ impl Run {
         self.loss.get_or_insert(loss);
         self.exit = Exit::Code(exit::LOST);
         first.then_some(Do::SayLost(loss))
+    }
+
+    /// The keeper has signalled or killed the tree: it need not get the signal again, but KILL follows in time, also
+    /// where a renewal was on its way.
+    fn keeper_acted(&mut self, now: Boot) -> Vec<Do> {
+        let act = self.lease.as_mut().and_then(|lease| lease.lost(Loss::Late, now));
+        let mut todo = self.act(act, now);
+        todo.retain(|todo| !matches!(todo, Do::SignalTree(_)));
+        todo.extend(self.lost_for_good(Loss::Late));
+        todo
     }
 
     fn signalled(&mut self, number: i32, from_terminal: bool, from_command: bool) -> Vec<Do> {
@@ -305,10 +316,13 @@ impl Run {
                 if signal::is_stop(number) {
                     self.stop.get_or_insert(number);
                 }
-                if from_terminal || from_command || !self.manner.forward || !signal::is_forwardable(number) {
+                if from_command || !self.manner.forward || !signal::is_forwardable(number) {
                     Vec::new()
                 } else if self.phase == Phase::Starting {
+                    // What the terminal gave to all came too early for the command, or may have.
                     self.early.push(number);
+                    Vec::new()
+                } else if from_terminal {
                     Vec::new()
                 } else {
                     vec![Do::Forward(number)]
@@ -343,6 +357,9 @@ impl Run {
     }
 
     fn started(&mut self) -> Vec<Do> {
+        if self.phase != Phase::Starting {
+            return Vec::new();
+        }
         self.phase = Phase::Running;
         self.early.drain(..).map(Do::Forward).collect()
     }
@@ -512,12 +529,6 @@ mod tests {
         late(&mut signalled);
         assert_eq!(signalled.next(signal(TERM), at(24_399)), [Do::Release]);
         assert_eq!(signalled.next(Input::Released, at(24_400)), [Do::Finish(Exit::Signal(TERM))]);
-
-        let mut slow_keeper = run(OnLost::Terminate);
-        slow_keeper.next(Input::Granted { sent: at(0), left: TTL }, at(1));
-        let todo = slow_keeper.next(Input::StartedLate, at(2));
-        assert_eq!(todo, [Do::SayLost(Loss::Late), Do::Release]);
-        assert_eq!(slow_keeper.next(Input::Released, at(3)), [Do::Finish(Exit::Code(79))]);
     }
 
     #[test]

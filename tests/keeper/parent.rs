@@ -87,7 +87,7 @@ impl Parent {
 
     fn obey(&mut self, line: &str) -> Option<ExitCode> {
         let (order, rest) = line.split_once(' ').unwrap_or((line, ""));
-        let keeper = self.keeper.as_ref().unwrap();
+        let keeper = self.keeper.as_mut().unwrap();
         match order {
             "spawn" => keeper.spawn(serde_json::from_str(rest).unwrap()).unwrap(),
             "instants" => {
