@@ -13,12 +13,14 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
+use nix::sys::wait::WaitPidFlag;
 use nix::unistd::{Pid, getpid};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -180,12 +182,14 @@ impl Keeper {
         }
     }
 
-    /// Lets it end quietly. What the command left running goes on; a first process that still runs dies.
-    pub fn done(self) {
+    /// Lets it end quietly. What the command left running goes on; a first process that still runs dies. Its pid is
+    /// for [`bury`].
+    pub fn done(self) -> Pid {
         // Where it fails, the keeper is dead.
         let _ = transmit(&self.socket, &Order::Done);
         // It may have been stopped.
         let _ = sys::kill(self.pid, libc::SIGCONT);
+        self.pid
     }
 
     /// Whether it is dead.
@@ -224,6 +228,21 @@ impl Keeper {
 impl AsFd for Keeper {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+/// Waits for the end of the keeper `pid`, which is about to end, and reaps it with all that fell to us through it; until
+/// `by` at most. Not every PID 1 of a container reaps what others leave.
+pub fn bury(pid: Pid, by: Boot) {
+    let mut is_gone = false;
+    loop {
+        while let Some((reaped, _)) = sys::wait_child(None, WaitPidFlag::WEXITED) {
+            is_gone |= reaped == pid;
+        }
+        if is_gone || Boot::now() >= by {
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -67,7 +67,8 @@ fn start<'a>(settings: &'a Settings, run: &'a RunSettings) -> anyhow::Result<Eve
     };
     let signals = Signals::block_all()?;
     let keeper = Keeper::fork(Spec { program: program.clone(), at_entry: signals.at_entry(), signal: run.signal })?;
-    let voice = Voice::start(settings.output);
+    let no_thread = || Error::Os("cannot start a thread; see ulimit -u".into());
+    let voice = Voice::start(settings.output).with_context(no_thread)?;
     let cancel = Cancel::new().context(Error::Os("cannot open a descriptor".into()))?;
     let store = store::open(&settings.store.url, settings.store.password_file.as_deref(), &cancel);
     let claim = new_id()?;
@@ -86,7 +87,7 @@ fn start<'a>(settings: &'a Settings, run: &'a RunSettings) -> anyhow::Result<Eve
     };
     let work = Work { store, key: run.key.clone(), ask, ttl: run.ttl, wait, store_timeout: settings.store.timeout };
     let began = Boot::now();
-    let worker = worker::start(work, cancel).context(Error::Os("cannot start a thread".into()))?;
+    let worker = worker::start(work, cancel).with_context(no_thread)?;
     let plan = Plan { ttl: run.ttl, grace: run.grace, on_lost: run.on_lost };
     let state = Run::new(Manner { plan, signal: run.signal, forward: run.forward });
     let nest = Nest::read(std::env::var_os(nest::CLAIM).as_deref());

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::mpsc;
+use std::thread::Builder;
 use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -140,10 +141,11 @@ impl ReportFile {
         let json = serde_json::to_string(report).map_err(|error| format!("cannot be made: {error}"))?;
         let line = safe_json(&json) + "\n";
         let (done, written) = mpsc::channel();
-        std::thread::spawn(move || {
+        let writing = Builder::new().spawn(move || {
             // Whoever asked may have given up.
             let _ = done.send(self.0.write_all(line.as_bytes()));
         });
+        writing.map_err(|error| format!("was not written: {error}"))?;
         match written.recv_timeout(LIMIT) {
             Ok(result) => result.map_err(|error| format!("was not written: {error}")),
             Err(_) => Err("was not written: nobody takes it".into()),

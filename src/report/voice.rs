@@ -1,9 +1,10 @@
 //! rlock's words on stderr, one line an event.
 
-use std::io::{IsTerminal as _, Stderr, Write};
+use std::io::{self, IsTerminal as _, Stderr, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Builder;
 use std::time::Duration;
 
 use crate::settings::Output;
@@ -38,11 +39,11 @@ impl Voice {
     }
 
     /// A voice that never blocks: a thread of its own writes. To be called after the last fork.
-    pub fn start(output: Output) -> Self {
+    pub fn start(output: Output) -> io::Result<Self> {
         let (said, heard) = mpsc::channel();
         let kept = Arc::new(AtomicUsize::new(0));
         let written = Arc::clone(&kept);
-        std::thread::spawn(move || {
+        Builder::new().name("voice".into()).spawn(move || {
             let mut pen = Pen::new(std::io::stderr());
             for said in heard {
                 match said {
@@ -56,8 +57,8 @@ impl Voice {
                 }
                 written.fetch_sub(1, Ordering::Relaxed);
             }
-        });
-        Self { output, to: To::Thread { said, kept } }
+        })?;
+        Ok(Self { output, to: To::Thread { said, kept } })
     }
 
     /// How rlock was told to speak.

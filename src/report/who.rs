@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::mpsc;
+use std::thread::Builder;
 use std::time::Duration;
 
 use nix::unistd::{Uid, User, gethostname};
@@ -111,7 +112,8 @@ fn program(command: &Command) -> String {
 fn user() -> String {
     let uid = Uid::effective();
     let (found, name) = mpsc::channel();
-    std::thread::spawn(move || {
+    // Where there can be no thread the number must do.
+    let _ = Builder::new().spawn(move || {
         // Whoever asked may have given up.
         let _ = found.send(User::from_uid(uid));
     });

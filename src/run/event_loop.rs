@@ -23,7 +23,7 @@ use crate::claim::ClaimId;
 use crate::clock::Boot;
 use crate::error::Error;
 use crate::exit::{self, Exit};
-use crate::keeper::{Environment, Event, Keeper};
+use crate::keeper::{self, Environment, Event, Keeper};
 use crate::lease::Loss;
 use crate::nest::{self, Nest};
 use crate::report::{self, HolderView, Outcome, Report, Voice, Waiting};
@@ -34,6 +34,8 @@ use crate::{sys, timing};
 
 /// How long a release is retried: briefly, since the lease ends by itself.
 const RELEASE: Duration = Duration::from_secs(3);
+/// How long the keeper may take to end.
+const BURIAL: Duration = Duration::from_millis(200);
 /// How long the lines before a start or a stop may take.
 const LINES: Duration = Duration::from_millis(200);
 
@@ -57,6 +59,8 @@ pub(super) struct EventLoop<'a> {
     signals: Signals,
     /// None once it was let go.
     keeper: Option<Keeper>,
+    /// The keeper's pid once it was let go.
+    leaving: Option<Pid>,
     voice: Voice,
     worker: Handle,
     worker_is_gone: bool,
@@ -89,6 +93,7 @@ impl<'a> EventLoop<'a> {
             program,
             signals,
             keeper: Some(keeper),
+            leaving: None,
             voice,
             worker,
             worker_is_gone: false,
@@ -120,6 +125,9 @@ impl<'a> EventLoop<'a> {
     pub(super) fn run(&mut self) -> anyhow::Result<Exit> {
         loop {
             if let Some(exit) = self.exit {
+                if let Some(pid) = self.leaving {
+                    keeper::bury(pid, Boot::now() + BURIAL);
+                }
                 self.report.code = exit.shown();
                 self.report.signal = if let Exit::Signal(number) = exit { Some(number) } else { None };
                 return Ok(exit);
@@ -188,7 +196,11 @@ impl<'a> EventLoop<'a> {
                 Event::NotStarted { errno } => self.not_started(errno),
                 Event::Stopped { signal } => Input::Stopped(signal),
                 Event::Continued => continue,
-                Event::Ended(ending) => Input::Ended(ending),
+                Event::Ended(ending) => {
+                    // A signal to the whole group may have ended it, and ours be unread.
+                    self.hear_signals();
+                    Input::Ended(ending)
+                }
                 Event::Signalled { left } | Event::Killed { left } => {
                     self.say_left(&left);
                     Input::KeeperActed
@@ -342,7 +354,7 @@ impl<'a> EventLoop<'a> {
 
     fn let_go(&mut self, order: Order) {
         if let Some(keeper) = self.keeper.take() {
-            keeper.done();
+            self.leaving = Some(keeper.done());
         }
         if let Some(granted) = self.granted {
             self.report.held_ms = Some(ms(Boot::now().since(granted)));

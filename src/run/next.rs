@@ -181,9 +181,10 @@ impl Run {
     /// What is to be done about `input` at `now`.
     pub(super) fn next(&mut self, input: Input, now: Boot) -> Vec<Do> {
         // The deadline goes first, whatever came in: after a pause the rest may be long out of date. But the keeper
-        // tells things in their order: an end that comes before its own signals came before any.
+        // tells things in their order: an end that comes before its own signals came before any. The signals to us
+        // that may have brought it about are read with it.
         let mut todo = match input {
-            Input::Ended(_) | Input::Left(_) => Vec::new(),
+            Input::Ended(_) | Input::Left(_) | Input::Signal { .. } => Vec::new(),
             _ => self.tick(now),
         };
         match input {

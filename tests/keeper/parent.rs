@@ -104,7 +104,8 @@ impl Parent {
                 return Some(ExitCode::from(99));
             }
             "done" => {
-                self.keeper.take().unwrap().done();
+                let keeper = self.keeper.take().unwrap().done();
+                rlock::keeper::bury(keeper, Boot::now() + Duration::from_secs(5));
                 return Some(ExitCode::SUCCESS);
             }
             _ => panic!("unknown order: {line:?}"),
