@@ -5,6 +5,7 @@
 //! could be full and looks no name up; `worker`, with `wait` and `hold`, is the store's thread. The lines it says
 //! are in `report`.
 
+mod account;
 mod event_loop;
 mod hold;
 mod next;
@@ -42,8 +43,9 @@ pub fn run(settings: &Settings, run: &RunSettings) -> anyhow::Result<Exit> {
     let mut report = Report::new(&run.key, settings.store.url.name());
     let ended = start(settings, run).and_then(|mut event_loop| {
         let exit = event_loop.run();
-        report = event_loop.report();
-        Ok((exit?, event_loop.voice().clone()))
+        let account = event_loop.account();
+        report = account.report.clone();
+        Ok((exit?, account.voice.clone()))
     });
     if let Err(error) = &ended
         && let Some(error) = error.downcast_ref::<Error>()

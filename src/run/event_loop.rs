@@ -14,23 +14,20 @@ use nix::sys::timer::TimerSetTimeFlags;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags};
 use nix::unistd::Pid;
 
-use super::hold::Release;
+use super::account::Account;
 use super::next::{Do, Input, Run};
-use super::wait::End;
 use super::worker::{Handle, News, Order};
-use crate::child::{self, Left, Program};
+use crate::child::{self, Program};
 use crate::claim::ClaimId;
 use crate::clock::Boot;
 use crate::error::Error;
-use crate::exit::{self, Exit};
+use crate::exit::Exit;
 use crate::keeper::{self, Environment, Event, Keeper};
-use crate::lease::Loss;
 use crate::nest::{self, Nest};
-use crate::report::{self, HolderView, Outcome, Report, Voice, Waiting};
+use crate::report::Voice;
 use crate::settings::{RunSettings, Settings};
 use crate::signal::{self, Signals};
-use crate::store::Look;
-use crate::{sys, timing};
+use crate::sys;
 
 /// How long a release is retried: briefly, since the lease ends by itself.
 const RELEASE: Duration = Duration::from_secs(3);
@@ -52,7 +49,7 @@ pub(super) struct Parts {
     pub(super) began: Boot,
 }
 
-/// The loop and what it knows for its lines and its report.
+/// The loop and what it acts on.
 pub(super) struct EventLoop<'a> {
     run: &'a RunSettings,
     program: Program,
@@ -61,21 +58,13 @@ pub(super) struct EventLoop<'a> {
     keeper: Option<Keeper>,
     /// The keeper's pid once it was let go.
     leaving: Option<Pid>,
-    voice: Voice,
     worker: Handle,
     worker_is_gone: bool,
     state: Run,
     nest: Nest,
-    began: Boot,
     timer: TimerFd,
     first: Option<Pid>,
-    granted: Option<Boot>,
-    waiting: Waiting,
-    /// Why the last renewal failed.
-    trouble: Option<String>,
-    /// What a loss was seen with.
-    seen: Option<Look>,
-    report: Report,
+    account: Account<'a>,
     exit: Option<Exit>,
     /// We were stopped with the command, and have not seen the signal that let us go on.
     has_resumed: bool,
@@ -86,39 +75,27 @@ impl<'a> EventLoop<'a> {
         let Parts { program, signals, keeper, voice, worker, state, nest, claim, began } = parts;
         let timer = TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)
             .context(Error::Os("cannot open a timer".into()))?;
-        let mut report = Report::new(&run.key, settings.store.url.name());
-        report.claim = Some(claim);
+        let account = Account::new(settings, run, voice, claim, began);
         Ok(Self {
             run,
             program,
             signals,
             keeper: Some(keeper),
             leaving: None,
-            voice,
             worker,
             worker_is_gone: false,
             state,
             nest,
-            began,
             timer,
             first: None,
-            granted: None,
-            waiting: Waiting::default(),
-            trouble: None,
-            seen: None,
-            report,
+            account,
             exit: None,
             has_resumed: false,
         })
     }
 
-    pub(super) fn voice(&self) -> &Voice {
-        &self.voice
-    }
-
-    /// The report as it stands.
-    pub(super) fn report(&self) -> Report {
-        self.report.clone()
+    pub(super) fn account(&self) -> &Account<'a> {
+        &self.account
     }
 
     /// Turns until the run is over.
@@ -128,8 +105,7 @@ impl<'a> EventLoop<'a> {
                 if let Some(pid) = self.leaving {
                     keeper::bury(pid, Boot::now() + BURIAL);
                 }
-                self.report.code = exit.shown();
-                self.report.signal = if let Exit::Signal(number) = exit { Some(number) } else { None };
+                self.account.exits(exit);
                 return Ok(exit);
             }
             self.sleep()?;
@@ -191,6 +167,7 @@ impl<'a> EventLoop<'a> {
             let input = match event {
                 Event::Started { pid } => {
                     self.first = Some(Pid::from_raw(pid));
+                    self.account.started = true;
                     Input::Started
                 }
                 Event::NotStarted { errno } => self.not_started(errno),
@@ -202,11 +179,11 @@ impl<'a> EventLoop<'a> {
                     Input::Ended(ending)
                 }
                 Event::Signalled { left } | Event::Killed { left } => {
-                    self.say_left(&left);
+                    self.account.cannot_stop(&left);
                     Input::KeeperActed
                 }
                 Event::Gone => {
-                    self.voice.say(&report::keeper_gone(self.key(), self.first.is_some()));
+                    self.account.keeper_gone();
                     Input::KeeperGone
                 }
             };
@@ -235,45 +212,33 @@ impl<'a> EventLoop<'a> {
     fn take(&mut self, news: News) {
         let input = match news {
             News::Waiting { position, holders, now_ms } => {
-                self.report.waited_ms = ms(Boot::now().since(self.began));
-                if let Some(around) = holders.iter().find(|held| self.nest.has(held.id)) {
-                    self.voice.say(&report::hopeless(self.key(), around));
-                    self.feed(Input::Hopeless);
+                let Some(around) = holders.iter().find(|held| self.nest.has(held.id)) else {
+                    self.account.waits(position, &holders, now_ms);
                     return;
-                }
-                let waited = Boot::now().since(self.began);
-                self.waiting.tell(&self.voice, waited, self.run.key.as_str(), position, &holders, now_ms);
-                return;
+                };
+                self.account.hopeless(around);
+                Input::Hopeless
             }
             News::Granted { number, sent, left, round_trip } => {
-                self.report.waited_ms = ms(Boot::now().since(self.began));
-                self.report.token = Some(number);
-                self.granted = Some(Boot::now());
-                if let Some(round_trip) = round_trip.filter(|one| timing::is_short_for(self.run.ttl, *one)) {
-                    self.voice.say(&report::short_ttl(self.run.ttl, round_trip));
-                }
+                self.account.granted(number, round_trip);
                 Input::Granted { sent, left }
             }
-            News::NotObtained(end) => Input::NotObtained(self.not_obtained(end)),
+            News::NotObtained(end) => Input::NotObtained(self.account.not_obtained(end)),
             News::Renewed { sent, left, restored } => {
-                self.report.renewals += 1;
-                self.trouble = None;
-                if restored {
-                    self.voice.say_verbose(&report::restored(self.key()));
-                }
+                self.account.renewed(restored);
                 Input::Renewed { sent, left }
             }
             News::NotRenewed(why) => {
-                self.voice.say_verbose(&report::not_renewed(self.key(), &why));
-                self.trouble = Some(why);
+                self.account.not_renewed(why);
                 return;
             }
             News::Lost(loss, look) => {
-                self.seen = look;
+                self.account.seen = look;
                 Input::Lost(loss)
             }
             News::Released(release) => {
-                self.released(&release);
+                let left = self.state.lease().map(|lease| lease.deadline().left());
+                self.account.released(&release, left.unwrap_or_default());
                 Input::Released
             }
         };
@@ -294,9 +259,9 @@ impl<'a> EventLoop<'a> {
         match todo {
             Do::GiveUp => self.worker.order(Order::Release { by: Boot::now() + RELEASE }),
             Do::Spawn => {
-                if self.voice.has_terminal() {
+                if self.account.voice.has_terminal() {
                     // What the command prints must not stand behind a live line.
-                    self.voice.finish(LINES);
+                    self.account.voice.finish(LINES);
                 }
                 let environment = self.environment();
                 match self.keeper.as_mut().map(|keeper| keeper.spawn(environment)) {
@@ -319,24 +284,24 @@ impl<'a> EventLoop<'a> {
             }
             Do::SignalTree(number) => {
                 let left = self.keeper.as_ref().map(|keeper| keeper.tree().signal(number)).unwrap_or_default();
-                self.say_left(&left);
+                self.account.cannot_stop(&left);
             }
             Do::KillTree { by } => {
                 let left = self.keeper.as_ref().map(|keeper| keeper.tree().kill(by)).unwrap_or_default();
-                self.say_left(&left);
+                self.account.cannot_stop(&left);
                 return Some(Input::Killed { all: left.is_empty() });
             }
             Do::Count => {
                 let count = self.keeper.as_ref().map_or(0, |keeper| keeper.tree().count());
-                self.report.left_running = u32::try_from(count).unwrap_or(u32::MAX);
+                self.account.counted(count);
                 return Some(Input::Left(count));
             }
-            Do::SayLost(loss) => self.say_lost(loss),
+            Do::SayLost(loss) => self.account.lost(loss),
             // It may have gone on since.
             Do::StopSelf if self.first.is_some() && !self.is_first_stopped() => {}
             Do::StopSelf => {
-                self.voice.say(&report::stopped(self.key(), self.state.lease().map(|lease| lease.deadline().left())));
-                self.voice.finish(LINES);
+                self.account.stops(self.state.lease().map(|lease| lease.deadline().left()));
+                self.account.voice.finish(LINES);
                 signal::stop_self();
                 self.has_resumed = self.first.is_some();
                 return Some(Input::Tick);
@@ -356,25 +321,16 @@ impl<'a> EventLoop<'a> {
         if let Some(keeper) = self.keeper.take() {
             self.leaving = Some(keeper.done());
         }
-        if let Some(granted) = self.granted {
-            self.report.held_ms = Some(ms(Boot::now().since(granted)));
-            if self.report.outcome == Outcome::Failed && self.first.is_some() {
-                self.report.outcome = Outcome::Ran;
-            }
-        }
+        self.account.over();
         self.worker.order(order);
     }
 
     fn environment(&self) -> Environment {
-        let claim = self.report.claim.map(|claim| self.nest.with(claim, &self.run.key));
-        let token = self.report.token.map(|token| token.to_string());
+        let claim = self.account.report.claim.map(|claim| self.nest.with(claim, &self.run.key));
+        let token = self.account.report.token.map(|token| token.to_string());
         let pairs = [("RLOCK_KEY", Some(self.run.key.to_string())), ("RLOCK_TOKEN", token), (nest::CLAIM, claim)];
         let set = pairs.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
         Environment { set, unset: Vec::new() }
-    }
-
-    fn key(&self) -> &'a str {
-        self.run.key.as_str()
     }
 
     fn is_first_stopped(&self) -> bool {
@@ -387,71 +343,7 @@ impl<'a> EventLoop<'a> {
             return Input::Tick;
         }
         let error = self.program.not_started(errno);
-        self.voice.say(&error.to_string());
-        (self.report.outcome, self.report.why) = (Outcome::from(&error), Some(error.to_string()));
+        self.account.not_started(&error);
         Input::NotStarted(error.code())
     }
-
-    /// Says why the key was not obtained, and with which code rlock ends.
-    fn not_obtained(&mut self, end: End) -> Exit {
-        let key = self.key();
-        self.report.waited_ms = ms(Boot::now().since(self.began));
-        let (outcome, code, line) = match end {
-            End::GivenUp => {
-                self.report.outcome = Outcome::Interrupted;
-                return Exit::Code(exit::SOFTWARE);
-            }
-            End::Busy { holders, waited, now_ms } => {
-                self.report.holder = holders.first().map(|held| HolderView::new(held, false, now_ms));
-                let line = report::busy(key, &holders, now_ms, waited);
-                self.voice.say_unless_quiet(&line);
-                (self.report.outcome, self.report.why) = (Outcome::Busy, Some(line));
-                return Exit::Code(self.run.busy_code);
-            }
-            End::Removed => (Outcome::Busy, self.run.busy_code, report::removed(key)),
-            End::Silent { after, last } => (Outcome::Unavailable, exit::UNAVAILABLE, report::silent(after, &last)),
-            End::Refused(text) => (Outcome::Refused, exit::REFUSED, text),
-            End::Config(text) => (Outcome::Config, exit::CONFIG, text),
-        };
-        self.voice.say(&line);
-        (self.report.outcome, self.report.why) = (outcome, Some(line));
-        Exit::Code(code)
-    }
-
-    fn say_lost(&mut self, loss: Loss) {
-        let on_lost = self.first.map(|_| self.run.on_lost);
-        let line = report::lost(self.key(), loss, self.trouble.as_deref(), self.seen.as_ref(), on_lost);
-        self.voice.say(&line);
-        (self.report.outcome, self.report.why) = (Outcome::Lost, Some(line));
-        self.report.holder = self.seen.as_ref().and_then(|look| {
-            let other = look.holders.iter().find(|held| Some(held.id) != self.report.claim)?;
-            Some(HolderView::new(other, false, look.now_ms))
-        });
-    }
-
-    fn say_left(&mut self, left: &[Left]) {
-        if !left.is_empty() {
-            self.voice.say(&report::cannot_stop(left));
-            self.report.unkilled = left.iter().map(|left| left.pid).collect();
-        }
-    }
-
-    /// A release that failed keeps the command's status; after a loss there is nothing more to say.
-    fn released(&mut self, release: &Release) {
-        if self.report.outcome == Outcome::Lost || self.first.is_none() {
-            return;
-        }
-        let left = self.state.lease().map(|lease| lease.deadline().left()).unwrap_or_default();
-        let line = match release {
-            Release::Done => return,
-            Release::NotOurs => report::was_not_ours(self.key()),
-            Release::Unanswered(why) => report::unreleased(self.key(), why, left),
-        };
-        self.voice.say(&line);
-        self.report.why = Some(line);
-    }
-}
-
-fn ms(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

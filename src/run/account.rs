@@ -1,0 +1,186 @@
+//! What a run says and reports about itself.
+
+use std::time::Duration;
+
+use super::hold::Release;
+use super::wait::End;
+use crate::child::Left;
+use crate::claim::{ClaimId, Entry};
+use crate::clock::Boot;
+use crate::error::Error;
+use crate::exit::{self, Exit};
+use crate::lease::Loss;
+use crate::report::{self, HolderView, Outcome, Report, Voice, Waiting};
+use crate::settings::{RunSettings, Settings};
+use crate::store::Look;
+use crate::timing;
+
+/// The account of one run.
+pub(super) struct Account<'a> {
+    run: &'a RunSettings,
+    pub(super) voice: Voice,
+    pub(super) report: Report,
+    began: Boot,
+    granted: Option<Boot>,
+    /// Whether the command was started.
+    pub(super) started: bool,
+    waiting: Waiting,
+    /// Why the last renewal failed.
+    trouble: Option<String>,
+    /// What a loss was seen with.
+    pub(super) seen: Option<Look>,
+}
+
+impl<'a> Account<'a> {
+    pub(super) fn new(settings: &Settings, run: &'a RunSettings, voice: Voice, claim: ClaimId, began: Boot) -> Self {
+        let mut report = Report::new(&run.key, settings.store.url.name());
+        report.claim = Some(claim);
+        Self {
+            run,
+            voice,
+            report,
+            began,
+            granted: None,
+            started: false,
+            waiting: Waiting::default(),
+            trouble: None,
+            seen: None,
+        }
+    }
+
+    fn key(&self) -> &'a str {
+        self.run.key.as_str()
+    }
+
+    fn ended_as(&mut self, outcome: Outcome, why: String) {
+        (self.report.outcome, self.report.why) = (outcome, Some(why));
+    }
+
+    pub(super) fn waits(&mut self, position: usize, holders: &[Entry], now_ms: u64) {
+        let waited = Boot::now().since(self.began);
+        self.report.waited_ms = ms(waited);
+        self.waiting.tell(&self.voice, waited, self.key(), position, holders, now_ms);
+    }
+
+    pub(super) fn hopeless(&mut self, around: &Entry) {
+        let line = report::hopeless(self.key(), around);
+        self.voice.say(&line);
+        self.report.why = Some(line);
+    }
+
+    pub(super) fn granted(&mut self, number: u64, round_trip: Option<Duration>) {
+        self.report.waited_ms = ms(Boot::now().since(self.began));
+        self.report.token = Some(number);
+        self.granted = Some(Boot::now());
+        if let Some(round_trip) = round_trip.filter(|one| timing::is_short_for(self.run.ttl, *one)) {
+            self.voice.say(&report::short_ttl(self.run.ttl, round_trip));
+        }
+    }
+
+    pub(super) fn renewed(&mut self, restored: bool) {
+        self.report.renewals += 1;
+        self.trouble = None;
+        if restored {
+            self.voice.say_verbose(&report::restored(self.key()));
+        }
+    }
+
+    pub(super) fn not_renewed(&mut self, why: String) {
+        self.voice.say_verbose(&report::not_renewed(self.key(), &why));
+        self.trouble = Some(why);
+    }
+
+    pub(super) fn keeper_gone(&self) {
+        self.voice.say(&report::keeper_gone(self.key(), self.started));
+    }
+
+    pub(super) fn stops(&self, left: Option<Duration>) {
+        self.voice.say(&report::stopped(self.key(), left));
+    }
+
+    pub(super) fn not_started(&mut self, error: &Error) {
+        self.voice.say(&error.to_string());
+        self.ended_as(Outcome::from(error), error.to_string());
+    }
+
+    /// Says why the key was not obtained, and with which code rlock ends.
+    pub(super) fn not_obtained(&mut self, end: End) -> Exit {
+        let key = self.key();
+        self.report.waited_ms = ms(Boot::now().since(self.began));
+        let (outcome, code, line) = match end {
+            End::GivenUp => {
+                self.report.outcome = Outcome::Interrupted;
+                return Exit::Code(exit::SOFTWARE);
+            }
+            End::Busy { holders, waited, now_ms } => {
+                self.report.holder = holders.first().map(|held| HolderView::new(held, false, now_ms));
+                let line = report::busy(key, &holders, now_ms, waited);
+                self.voice.say_unless_quiet(&line);
+                self.ended_as(Outcome::Busy, line);
+                return Exit::Code(self.run.busy_code);
+            }
+            End::Removed => (Outcome::Busy, self.run.busy_code, report::removed(key)),
+            End::Silent { after, last } => (Outcome::Unavailable, exit::UNAVAILABLE, report::silent(after, &last)),
+            End::Refused(text) => (Outcome::Refused, exit::REFUSED, text),
+            End::Config(text) => (Outcome::Config, exit::CONFIG, text),
+        };
+        self.voice.say(&line);
+        self.ended_as(outcome, line);
+        Exit::Code(code)
+    }
+
+    pub(super) fn lost(&mut self, loss: Loss) {
+        let on_lost = self.started.then_some(self.run.on_lost);
+        let line = report::lost(self.key(), loss, self.trouble.as_deref(), self.seen.as_ref(), on_lost);
+        self.voice.say(&line);
+        self.ended_as(Outcome::Lost, line);
+        self.report.holder = self.seen.as_ref().and_then(|look| {
+            let other = look.holders.iter().find(|held| Some(held.id) != self.report.claim)?;
+            Some(HolderView::new(other, false, look.now_ms))
+        });
+    }
+
+    pub(super) fn cannot_stop(&mut self, left: &[Left]) {
+        if !left.is_empty() {
+            self.voice.say(&report::cannot_stop(left));
+            self.report.unkilled = left.iter().map(|left| left.pid).collect();
+        }
+    }
+
+    pub(super) fn counted(&mut self, left: usize) {
+        self.report.left_running = u32::try_from(left).unwrap_or(u32::MAX);
+    }
+
+    /// The command, if there was one, is over.
+    pub(super) fn over(&mut self) {
+        if let Some(granted) = self.granted {
+            self.report.held_ms = Some(ms(Boot::now().since(granted)));
+            if self.report.outcome == Outcome::Failed && self.started {
+                self.report.outcome = Outcome::Ran;
+            }
+        }
+    }
+
+    /// A release that failed keeps the command's status; after a loss there is nothing more to say.
+    pub(super) fn released(&mut self, release: &Release, lease_left: Duration) {
+        if self.report.outcome == Outcome::Lost || !self.started {
+            return;
+        }
+        let line = match release {
+            Release::Done => return,
+            Release::NotOurs => report::was_not_ours(self.key()),
+            Release::Unanswered(why) => report::unreleased(self.key(), why, lease_left),
+        };
+        self.voice.say(&line);
+        self.report.why = Some(line);
+    }
+
+    pub(super) fn exits(&mut self, exit: Exit) {
+        self.report.code = exit.shown();
+        self.report.signal = if let Exit::Signal(number) = exit { Some(number) } else { None };
+    }
+}
+
+fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
