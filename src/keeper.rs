@@ -142,7 +142,7 @@ impl Keeper {
         match receive::<Result<(), i32>>(&self.socket) {
             Received::Message(Ok(())) => Ok(()),
             Received::Message(Err(errno)) => Err(io::Error::from_raw_os_error(errno)),
-            Received::Nothing | Received::End => Err(io::ErrorKind::UnexpectedEof.into()),
+            Received::Nothing | Received::End => Err(io::Error::other("it was killed")),
         }
     }
 

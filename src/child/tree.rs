@@ -3,7 +3,7 @@
 //! A process that leaves its parent, its group or its session stays in the tree, because the root is a subreaper:
 //! orphans become its children. So the tree is exactly what /proc shows below the root.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs;
 use std::io;
 use std::thread;
@@ -48,8 +48,12 @@ pub enum Why {
 struct Sight {
     /// Who was dead in the last look.
     dead: Option<HashSet<Pid>>,
+    /// Who was alive in it.
+    alive: HashSet<Pid>,
     /// That look has missed nobody.
     is_whole: bool,
+    /// It has shown nobody new alive.
+    is_settled: bool,
 }
 
 /// All processes below one, without that one.
@@ -82,13 +86,15 @@ impl Tree {
 
     /// Those that live now, parents before their children.
     pub fn members(&self) -> Vec<Pid> {
-        self.look().into_iter().filter(|(_, state)| *state == State::Alive).map(|(pid, _)| pid).collect()
+        let found = self.walk(0).into_iter();
+        found.filter(|found| !found.is_dead && is_there(&found.sent)).map(|found| found.pid).collect()
     }
 
     /// Sends `signal` to all of them once, and lets those that are stopped go on, so that they can act on it. Those
     /// that we may not signal are returned.
     pub fn signal(&self, signal: i32) -> Vec<Left> {
         let mut left = Vec::new();
+        // All are found before the first has it: a parent that dies of it would hide its children from us.
         for pid in self.members() {
             match sys::kill(pid, signal) {
                 Err(error) if is_forbidden(&error) => left.push(Left::of(pid, Why::NotPermitted)),
@@ -125,19 +131,18 @@ impl Tree {
             if is_done || Boot::now() >= until {
                 return left.into_iter().map(|(pid, why)| Left::of(pid, why)).collect();
             }
-            thread::sleep(PAUSE);
+            if sight.is_settled {
+                thread::sleep(PAUSE);
+            }
         }
     }
 
     /// Sends `signal` to all that live, and says who they are.
     fn send_all(&self, signal: i32, sight: &mut Sight) -> Vec<(Pid, Why)> {
         let (mut left, mut dead, mut is_steady) = (Vec::new(), HashSet::new(), true);
-        for (pid, state) in self.look() {
-            if state == State::Dead {
-                dead.insert(pid);
-                continue;
-            }
-            match sys::kill(pid, signal) {
+        for Found { pid, is_dead, sent } in self.walk(signal) {
+            match sent {
+                _ if is_dead => drop(dead.insert(pid)),
                 Ok(()) => left.push((pid, Why::NotDead)),
                 Err(error) if is_forbidden(&error) => left.push((pid, Why::NotPermitted)),
                 Err(_) => is_steady = false,
@@ -147,6 +152,9 @@ impl Tree {
         // one has no such child. And a list is not whole out of which somebody was reaped while it was read.
         sight.is_whole = is_steady && sight.dead.as_ref().is_some_and(|were| dead.is_subset(were));
         sight.dead = Some(dead);
+        let alive = left.iter().map(|(pid, _)| *pid).collect();
+        sight.is_settled = is_steady && sight.alive.is_superset(&alive);
+        sight.alive = alive;
         left
     }
 
@@ -168,8 +176,8 @@ impl Tree {
         reaped
     }
 
-    /// Everybody below the root, also the dead who are not reaped. Who went while we looked counts as alive.
-    fn look(&self) -> Vec<(Pid, State)> {
+    /// Everybody below the root, also the dead who are not reaped, each with what became of sending `signal` to it.
+    fn walk(&self, signal: i32) -> Vec<Found> {
         let by_parent = if has_children_files() { None } else { Some(all_by_parent()) };
         let children = |pid: Pid| match &by_parent {
             None => listed_children(pid),
@@ -177,18 +185,30 @@ impl Tree {
         };
         let mut known: HashSet<Pid> = self.except.iter().copied().collect();
         known.insert(self.root);
-        let mut queue = vec![self.root];
         let mut found = Vec::new();
-        let mut next = 0;
-        while let Some(pid) = queue.get(next).copied() {
-            next += 1;
-            for child in children(pid).into_iter().filter(|child| known.insert(*child)) {
-                queue.push(child);
-                found.push((child, state_of(child)));
+        let mut parents = VecDeque::from([self.root]);
+        while let Some(parent) = parents.pop_front() {
+            // The signal goes out before anything else is asked: there are processes that live no longer than that.
+            let new = children(parent).into_iter().filter(|child| known.insert(*child));
+            let sent: Vec<_> = new.map(|pid| (pid, sys::kill(pid, signal))).collect();
+            for (pid, sent) in sent {
+                let is_dead = Stat::of(pid).is_some_and(|stat| stat.is_dead());
+                if !is_dead {
+                    parents.push_back(pid);
+                }
+                found.push(Found { pid, is_dead, sent });
             }
         }
         found
     }
+}
+
+/// A process that was found in a tree.
+struct Found {
+    pid: Pid,
+    is_dead: bool,
+    /// An error too where it was gone by then, or is not ours to signal.
+    sent: io::Result<()>,
 }
 
 impl Left {
@@ -196,6 +216,10 @@ impl Left {
         let comm = Stat::of(pid).map_or_else(|| "?".to_owned(), |stat| stat.comm);
         Self { pid: pid.as_raw(), comm, why }
     }
+}
+
+fn is_there(sent: &io::Result<()>) -> bool {
+    sent.as_ref().err().is_none_or(is_forbidden)
 }
 
 fn is_forbidden(error: &io::Error) -> bool {
@@ -209,17 +233,6 @@ fn reap_one(pid: Pid) -> Option<(Pid, Ending)> {
         Change::Killed(signal) => Some((pid, Ending::Signal(signal))),
         Change::Stopped(_) | Change::Continued => None,
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// Or gone, or hidden from us (hidepid): a signal to it will say so.
-    Alive,
-    Dead,
-}
-
-fn state_of(pid: Pid) -> State {
-    if Stat::of(pid).is_some_and(|stat| stat.is_dead()) { State::Dead } else { State::Alive }
 }
 
 /// What /proc/PID/stat says.

@@ -268,7 +268,6 @@ impl Serve {
     fn kill_tree(&mut self, told: Option<&Vec<Left>>) {
         let left = self.tree.kill(Boot::now() + ROUND);
         let is_over = left.iter().all(|left| left.why == Why::NotPermitted);
-        self.look_after_children();
         if self.is_alone && is_over {
             sys::exit_now(exit::OK.into());
         }
