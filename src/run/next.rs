@@ -657,4 +657,44 @@ mod tests {
         assert_eq!(run.next(Input::Stopped(libc::SIGTSTP), at(6)), [Do::StopSelf]);
         assert_eq!(run.next(Input::Stopped(libc::SIGSTOP), at(7)), []);
     }
+
+    #[test]
+    fn what_is_only_being_started_is_killed_at_the_first_instant() {
+        let mut run = run(OnLost::Terminate);
+        run.next(Input::Granted { sent: at(0), left: TTL }, at(1));
+        let todo = run.next(Input::Tick, at(24_398));
+        assert_eq!(todo, [Do::SayLost(Loss::Late), Do::KillTree { by: at(29_698) }]);
+        assert_eq!(run.next(Input::NotStarted(71), at(24_399)), []);
+        assert_eq!(run.next(Input::Started, at(24_399)), []);
+        assert_eq!(run.next(Input::Killed { all: true }, at(24_400)), [Do::Release]);
+        assert_eq!(run.next(Input::Released, at(24_401)), [Do::Finish(Exit::Code(79))]);
+    }
+
+    #[test]
+    fn what_the_terminal_gave_to_all_before_the_start_reaches_the_command() {
+        let mut run = run(OnLost::Terminate);
+        run.next(Input::Granted { sent: at(0), left: TTL }, at(1));
+        let tty = Input::Signal { number: libc::SIGINT, from_terminal: true, from_command: false };
+        assert_eq!(run.next(tty, at(1)), []);
+        assert_eq!(run.next(Input::Started, at(2)), [Do::Forward(libc::SIGINT)]);
+    }
+
+    #[test]
+    fn an_end_in_time_is_no_loss_however_late_it_is_heard_of() {
+        let mut run = running(OnLost::Terminate);
+        assert_eq!(run.next(Input::Ended(Ending::Code(6)), at(90_000)), [Do::Count]);
+        assert_eq!(run.next(Input::Left(0), at(90_000)), [Do::Release]);
+        assert_eq!(run.next(Input::Tick, at(90_001)), []);
+        assert_eq!(run.next(Input::Released, at(90_002)), [Do::Finish(Exit::Code(6))]);
+    }
+
+    #[test]
+    fn after_the_keepers_signal_kill_follows_although_a_renewal_was_on_its_way() {
+        let mut run = running(OnLost::Terminate);
+        run.next(Input::Renewed { sent: at(20_000), left: TTL }, at(24_390));
+        let instants = Some(Instants { signal_at: None, kill_at: at(29_450) });
+        assert_eq!(run.next(Input::KeeperActed, at(24_450)), [Do::SayLost(Loss::Late), Do::Tell(instants)]);
+        run.next(Input::Renewed { sent: at(25_000), left: TTL }, at(25_001));
+        assert!(matches!(run.next(Input::Tick, at(29_450))[..], [Do::KillTree { .. }]));
+    }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use nix::unistd::Pid;
 use rlock::child::Ending;
 use rlock::clock::Boot;
-use rlock::keeper::{Environment, Event};
+use rlock::keeper::Event;
 
 use crate::rig::{Parent, Rig, alive, all_alive, all_die, signal, state, stop, wait_for};
 
@@ -21,8 +21,15 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("without_a_first_signal_there_is_only_kill", without_a_first_signal_there_is_only_kill),
     ("instants_can_be_taken_back", instants_can_be_taken_back),
     ("nothing_was_spawned", nothing_was_spawned),
-    ("a_keeper_that_comes_late_starts_nothing", a_keeper_that_comes_late_starts_nothing),
     ("a_command_that_stops_its_keeper_at_once_dies_in_time", a_command_that_stops_its_keeper_at_once_dies_in_time),
+    (
+        "an_order_that_the_parent_did_not_survive_starts_nothing",
+        an_order_that_the_parent_did_not_survive_starts_nothing,
+    ),
+    ("an_order_that_outlived_the_lease_starts_nothing", an_order_that_outlived_the_lease_starts_nothing),
+    ("a_keeper_that_was_not_ready_to_start_is_killed_too", a_keeper_that_was_not_ready_to_start_is_killed_too),
+    ("a_keeper_that_has_killed_ends_with_its_parent", a_keeper_that_has_killed_ends_with_its_parent),
+    ("a_kill_is_told_before_the_end_it_brings", a_kill_is_told_before_the_end_it_brings),
 ];
 
 /// The contract's slack at a short ttl: from KILL's instant to the end of everything.
@@ -213,13 +220,6 @@ fn nothing_was_spawned() {
     wait_for("the keeper ends", || !alive(parent.keeper));
 }
 
-fn a_keeper_that_comes_late_starts_nothing() {
-    let mut parent = Rig::new().start(&["sh", "-c", "echo ran > ran"]);
-    parent.instants(None, Boot::now().before(Duration::from_secs(1)));
-    assert_eq!(parent.spawn_with(&Environment::default()), Event::NotStarted { errno: libc::ETIME });
-    assert!(!parent.path().join("ran").exists());
-}
-
 /// The keeper has no turn between the start of the command and its own stop: its timer must run before.
 fn a_command_that_stops_its_keeper_at_once_dies_in_time() {
     let mut parent = Rig::new().start(&["sh", "-c", "kill -STOP $PPID; echo $$ >pids; sleep 1000"]);
@@ -233,4 +233,58 @@ fn a_command_that_stops_its_keeper_at_once_dies_in_time() {
     wait_for("it is dead", || !alive(pids[0]));
     let late = Boot::now().since(kill_at);
     assert!(late < SLACK, "dead {late:?} after the instant");
+}
+
+/// A parent that has ordered its keeper to start a command, which has not got to it.
+fn ordered(instants: Option<(Option<Boot>, Boot)>) -> Parent {
+    let mut parent = Rig::new().start(&["sh", "-c", "echo ran >ran"]);
+    stop(parent.keeper);
+    if let Some((signal_at, kill_at)) = instants {
+        parent.instants(signal_at, kill_at);
+    }
+    parent.obeyed(r#"spawn {"set":[],"unset":[]}"#);
+    parent
+}
+
+fn an_order_that_the_parent_did_not_survive_starts_nothing() {
+    let parent = ordered(None);
+    signal(parent.pid(), libc::SIGKILL);
+    // Nobody lets it go on but the kernel.
+    wait_for("the keeper ends", || !alive(parent.keeper));
+    assert!(!parent.path().join("ran").exists());
+}
+
+fn an_order_that_outlived_the_lease_starts_nothing() {
+    let soon = Boot::now() + Duration::from_millis(200);
+    for instants in [(Some(soon), soon + Duration::from_secs(100)), (None, soon)] {
+        let mut parent = ordered(Some(instants));
+        wait_for("the instant passes", || soon.left().is_zero());
+        signal(parent.keeper, libc::SIGCONT);
+        assert_eq!(parent.event(), Event::NotStarted { errno: libc::ETIME });
+        assert!(!parent.path().join("ran").exists());
+    }
+}
+
+fn a_keeper_that_was_not_ready_to_start_is_killed_too() {
+    let mut parent = ordered(None);
+    assert_eq!(parent.kill_tree(5000), []);
+    assert!(!alive(parent.keeper));
+    assert!(!parent.path().join("ran").exists());
+}
+
+fn a_keeper_that_has_killed_ends_with_its_parent() {
+    let kill_at = Boot::now() + Duration::from_millis(500);
+    let (parent, _, pids) = family_until(Some((None, kill_at)));
+    stop(parent.pid());
+    wait_for("the tree is dead", || !pids.iter().any(|pid| alive(*pid)));
+    wait_for("the keeper rests", || state(parent.keeper) == Some('S'));
+    signal(parent.pid(), libc::SIGKILL);
+    wait_for("the keeper ends", || !alive(parent.keeper));
+}
+
+fn a_kill_is_told_before_the_end_it_brings() {
+    let (mut parent, _) = Rig::new().run(&["sleep", "1000"]);
+    parent.instants(None, Boot::now());
+    assert_eq!(parent.event(), Event::Killed { left: vec![] });
+    assert_eq!(parent.ending(), Ending::Signal(libc::SIGKILL));
 }
