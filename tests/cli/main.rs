@@ -25,3 +25,5 @@ mod refused;
 mod signals;
 /// Descriptors, environment, dispositions, secrets.
 mod surroundings;
+/// Job control, the keyboard's signals, pagers and live lines on a real terminal.
+mod terminal;
