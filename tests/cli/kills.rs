@@ -117,6 +117,31 @@ fn a_stopped_rlock_loses_its_tree_before_its_lease() {
 }
 
 #[test]
+fn with_on_lost_kill_a_stopped_rlock_ends_with_79_and_not_with_the_keepers_kill() {
+    let stage = Stage::new();
+    let tree = Tree::start(&stage, &["--ttl", "2s", "--on-lost", "kill"], TREE);
+    let id = id_of(&stage.held("job"));
+    tree.run.signal(Signal::SIGSTOP);
+    dies_before_the_key_passes(&stage, &tree, &id);
+    tree.run.signal(Signal::SIGCONT);
+    tree.run.done().says(79, &["`job`", "lease"]);
+}
+
+#[test]
+fn an_end_in_time_is_no_loss_although_rlock_was_stopped() {
+    let stage = Stage::new();
+    let line = "echo $$ > first; while ! [ -e go ]; do sleep 0.01; done; exit 6";
+    let run = stage.run("job", &["--ttl", "2s", "--", "sh", "-c", line]).start();
+    let first = stage.written("first");
+    run.signal(Signal::SIGSTOP);
+    std::fs::write(stage.path("go"), "").unwrap();
+    until("it ends", || (!is_alive(&first)).then_some(()));
+    until("the key has lapsed", || (!stage.redis::<bool>(&["EXISTS", "job"])).then_some(()));
+    run.signal(Signal::SIGCONT);
+    run.done().code(6);
+}
+
+#[test]
 fn a_stopped_rlock_and_keeper_lose_their_tree_before_the_lease() {
     let stage = Stage::new();
     let tree = Tree::start(&stage, &["--ttl", "2s"], &stubborn());

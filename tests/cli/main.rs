@@ -7,6 +7,8 @@ mod rlock;
 #[path = "../store/servers.rs"]
 mod servers;
 
+/// SIGKILL, SIGSTOP and signals to anybody at random instants.
+mod chance;
 /// Codes and signals of the command, rlock's own codes, and `--report`.
 mod exit_codes;
 /// SIGKILL and SIGSTOP of rlock, its keeper, its tree and of waiters.

@@ -1,4 +1,7 @@
-use nix::sys::signal::Signal;
+use std::os::unix::process::CommandExt;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::rlock::{Stage, is_alive, send, until};
 
@@ -102,4 +105,55 @@ fn a_command_that_ends_by_itself_after_a_stop_signal_is_not_killed() {
     run.signal(Signal::SIGTERM);
     run.done().is(5, "");
     assert_eq!(stage.written("end"), "clean");
+}
+
+/// Starts it in a process group of its own.
+fn in_a_group(stage: &Stage, args: &[&str]) -> crate::rlock::Running {
+    let mut run = stage.run("job", args);
+    run.0.process_group(0);
+    run.start()
+}
+
+fn to_the_group(run: &crate::rlock::Running, signal: Signal) {
+    kill(Pid::from_raw(-run.pid().as_raw()), signal).unwrap();
+}
+
+#[test]
+fn a_term_to_the_whole_group_kills_nobody_who_ends_by_himself() {
+    let stage = Stage::new();
+    let line = "trap 'sleep 1; echo clean > end; exit 5' TERM; echo $$ > pid; while :; do sleep 0.05; done";
+    let run = in_a_group(&stage, &["--kill-after", "200ms", "--", "bash", "-c", line]);
+    stage.written("pid");
+    to_the_group(&run, Signal::SIGTERM);
+    run.done().code(5);
+    assert_eq!(stage.written("end"), "clean");
+}
+
+#[test]
+fn a_term_to_the_whole_group_ends_those_outside_it_before_the_key_is_free() {
+    // The first process dies of it before rlock is told: many times, so that rlock hears of the end first.
+    for _ in 0..20 {
+        let stage = Stage::new();
+        let line = "setsid sh -c 'echo $$ > session; exec sleep 100' & echo $$ > pid; exec sleep 100";
+        let run = in_a_group(&stage, &["--", "sh", "-c", line]);
+        let session = stage.written("session");
+        stage.written("pid");
+        to_the_group(&run, Signal::SIGTERM);
+        until("the key is free", || (!stage.redis::<bool>(&["EXISTS", "job"])).then_some(()));
+        assert!(!is_alive(&session), "it runs without the lock");
+        run.done().died(Signal::SIGTERM);
+    }
+}
+
+#[test]
+fn a_signal_of_the_commands_own_does_not_come_back() {
+    let stage = Stage::new();
+    // To its group, rlock with it, as the first thing that it does.
+    let line = "trap 'echo USR1 >> got' USR1; kill -USR1 0; echo $PPID > keeper; echo $$ > pid; \
+                while ! [ -e stop ]; do sleep 0.01; done";
+    let run = in_a_group(&stage, &["--", "bash", "-c", line]);
+    stage.written("pid");
+    run.signal(Signal::SIGUSR2);
+    run.done().died(Signal::SIGUSR2);
+    assert_eq!(stage.lines("got"), ["USR1"]);
 }

@@ -134,7 +134,7 @@ fn ctrl_c_ends_a_command_that_does_not_mind_and_rlock_dies_of_it() {
 fn a_job_that_is_stopped_goes_on_within_its_lease() {
     let stage = Stage::new();
     let terminal = Terminal::open(&stage);
-    let (pid, rlock) = noting(&stage, &terminal, "--ttl 60s");
+    let (pid, rlock) = noting(&stage, &terminal, "--ttl 15s");
     terminal.key("C-z");
     terminal.shows("[1]+  Stopped");
     let line = terminal.screen();
@@ -208,8 +208,8 @@ fn a_pager_beside_it_keeps_the_terminal() {
 fn a_full_screen_program_stops_and_goes_on() {
     let stage = Stage::new();
     let terminal = Terminal::open(&stage);
-    let lines: String = (1..=300).map(|n| format!("row {n}\n")).collect();
-    fs::write(stage.path("rows"), lines).unwrap();
+    let rows: Vec<_> = (1..=300).map(|n| format!("row {n}")).collect();
+    fs::write(stage.path("rows"), rows.join("\n")).unwrap();
     terminal.line("$R run -k job --ttl 60s -- less rows");
     terminal.shows("row 1");
     terminal.key("C-z");
