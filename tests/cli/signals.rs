@@ -131,18 +131,20 @@ fn a_term_to_the_whole_group_kills_nobody_who_ends_by_himself() {
 
 #[test]
 fn a_term_to_the_whole_group_ends_those_outside_it_before_the_key_is_free() {
-    // The first process dies of it before rlock is told: many times, so that rlock hears of the end first.
-    for _ in 0..20 {
-        let stage = Stage::new();
-        let line = "setsid sh -c 'echo $$ > session; exec sleep 100' & echo $$ > pid; exec sleep 100";
-        let run = in_a_group(&stage, &["--", "sh", "-c", line]);
-        let session = stage.written("session");
-        stage.written("pid");
-        to_the_group(&run, Signal::SIGTERM);
-        until("the key is free", || (!stage.redis::<bool>(&["EXISTS", "job"])).then_some(()));
-        assert!(!is_alive(&session), "it runs without the lock");
-        run.done().died(Signal::SIGTERM);
-    }
+    let stage = Stage::new();
+    let line = "setsid sh -c 'echo $$ > session; exec sleep 100' & echo $$ > pid; exec sleep 100";
+    let run = in_a_group(&stage, &["--", "sh", "-c", line]);
+    let (session, first) = (stage.written("session"), stage.written("pid"));
+    // The first process has died of it by the time that rlock reads its own.
+    run.signal(Signal::SIGSTOP);
+    to_the_group(&run, Signal::SIGTERM);
+    until("it dies", || (!is_alive(&first)).then_some(()));
+    let keeper = crate::rlock::children(&run.pid().to_string()).remove(0);
+    until("the keeper has told of it", || (crate::rlock::state(&keeper) == Some('S')).then_some(()));
+    run.signal(Signal::SIGCONT);
+    until("the key is free", || (!stage.redis::<bool>(&["EXISTS", "job"])).then_some(()));
+    assert!(!is_alive(&session), "it runs without the lock");
+    run.done().died(Signal::SIGTERM);
 }
 
 #[test]

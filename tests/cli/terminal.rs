@@ -80,9 +80,15 @@ impl Drop for Terminal<'_> {
     }
 }
 
-/// Writes its pid, notes signals, and ends with 5 once there is `stop`.
-const NOTING: &str = "for s in INT TERM HUP USR1 CONT; do trap \"echo $s >> got\" $s; done; \
-    echo $PPID > keeper; echo $$ > pid; while ! [ -e stop ]; do sleep 0.01; done; exit 5";
+/// Writes its pid, notes signals, and ends with 5 once there is `stop`. Not a shell: that takes two signals in quick
+/// succession for one.
+const NOTING: &str = r#"
+    sub note { my ($name, $text) = @_; open my $file, ">>", $name or die; print $file "$text\n"; }
+    for my $signal (qw(INT TERM HUP USR1 CONT)) { $SIG{$signal} = sub { note("got", $signal) }; }
+    note("keeper", getppid);
+    note("pid", $$);
+    select undef, undef, undef, 0.01 until -e "stop";
+    exit 5;"#;
 
 fn parent_of(pid: &str) -> String {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
@@ -92,7 +98,7 @@ fn parent_of(pid: &str) -> String {
 /// Starts [`NOTING`] from the shell; its pid and rlock's.
 fn noting(stage: &Stage, terminal: &Terminal, args: &str) -> (String, String) {
     fs::write(stage.path("noting"), NOTING).unwrap();
-    terminal.line(&format!("$R run -k job {args} -- bash noting"));
+    terminal.line(&format!("$R run -k job {args} -- perl noting"));
     (stage.written("pid"), parent_of(&stage.written("keeper")))
 }
 
