@@ -31,6 +31,8 @@ use crate::sys;
 
 /// How long a release is retried: briefly, since the lease ends by itself.
 const RELEASE: Duration = Duration::from_secs(3);
+/// How long it may take although the lease has ended.
+const LATE_RELEASE: Duration = Duration::from_millis(500);
 /// How long the keeper may take to end.
 const BURIAL: Duration = Duration::from_millis(200);
 /// How long the lines before a start or a stop may take.
@@ -307,9 +309,10 @@ impl<'a> EventLoop<'a> {
                 return Some(Input::Tick);
             }
             Do::Release => {
-                let deadline = self.state.lease().map(crate::lease::Lease::deadline);
-                let by = deadline.into_iter().chain([Boot::now() + RELEASE]).min();
-                self.let_go(Order::Release { by: by.unwrap_or_else(Boot::now) });
+                let now = Boot::now();
+                // Never past the deadline, but for one try: after a stop the thread may just have taken the claim again.
+                let deadline = self.state.lease().map_or(now, crate::lease::Lease::deadline);
+                self.let_go(Order::Release { by: deadline.max(now + LATE_RELEASE).min(now + RELEASE) });
             }
             Do::Leave => self.let_go(Order::Leave),
             Do::Finish(exit) => self.exit = Some(exit),
