@@ -188,6 +188,8 @@ impl Plan {
 #[derive(Clone, Debug)]
 pub struct Pace {
     ttl: Duration,
+    /// When the last try that was answered had been sent.
+    sent: Boot,
     due: Boot,
     pause: Duration,
 }
@@ -195,7 +197,7 @@ pub struct Pace {
 impl Pace {
     /// The pace of a lease of `ttl` whose grant was asked for at `sent`.
     pub fn new(ttl: Duration, sent: Boot) -> Self {
-        Self { ttl, due: sent + timing::renew_every(ttl), pause: timing::FIRST_PAUSE }
+        Self { ttl, sent, due: sent + timing::renew_every(ttl), pause: timing::FIRST_PAUSE }
     }
 
     /// When the next try begins.
@@ -206,6 +208,15 @@ impl Pace {
     /// The next try begins at `now`: something may have changed.
     pub fn hurry(&mut self, now: Boot) {
         self.due = self.due.min(now);
+    }
+
+    /// At `now` nobody listens any more for what the store has to say: the next try comes soon, a second after the last
+    /// one at the earliest. Tries that fail have their own pace.
+    pub fn unheard(&mut self, now: Boot) {
+        if self.pause == timing::FIRST_PAUSE {
+            let soon = (now + timing::FIRST_PAUSE).max(self.sent + timing::REFRESH);
+            self.due = self.due.min(soon);
+        }
     }
 
     /// A try that was sent at `sent` was answered.
@@ -328,11 +339,26 @@ mod tests {
             now += pause;
         }
         assert_eq!(pauses, [100, 200, 400, 800, 1600, 2000, 2000]);
+        pace.unheard(at(now));
+        assert_eq!(pace.due(), at(now), "a failing try keeps its pause");
         pace.answered(at(20_000));
         assert_eq!(pace.due(), at(30_000));
         pace.hurry(at(21_000));
         assert_eq!(pace.due(), at(21_000));
         pace.failed(at(21_000), at(21_000), limit);
         assert_eq!(pace.due(), at(21_050));
+    }
+
+    #[test]
+    fn without_a_listener_the_next_try_comes_soon() {
+        let mut pace = Pace::new(TTL, at(0));
+        pace.unheard(at(5_000));
+        assert_eq!(pace.due(), at(5_050));
+        pace.answered(at(5_050));
+        pace.unheard(at(5_060));
+        assert_eq!(pace.due(), at(6_050), "a second after the last one");
+        pace.answered(at(6_050));
+        pace.unheard(at(16_040));
+        assert_eq!(pace.due(), at(16_050), "never later than it was due");
     }
 }

@@ -152,7 +152,7 @@ impl Settings {
                 if meta.is_file() {
                     std::fs::File::open(path).map(drop)
                 } else {
-                    Err(std::io::ErrorKind::InvalidInput.into())
+                    Err(std::io::Error::other("it is not a regular file"))
                 }
             });
             readable.map_err(|error| {

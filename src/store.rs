@@ -224,8 +224,8 @@ pub trait Store: Send {
     /// Extends a lease. See [`crate::claim::Step::renew`].
     fn renew(&mut self, key: &Key, renew: &Renew, by: Boot) -> Reply<Renewal>;
 
-    /// Releases, leaves the queue, removes. See [`crate::claim::Step::drop_claim`]. Where an earlier request of this
-    /// store was never answered, the drop is first sent after it on the same connection, so that it comes later.
+    /// Releases, leaves the queue, removes. See [`crate::claim::Step::drop_claim`]. Where it gets no answer, it is also
+    /// sent after every earlier request that got none, on the same connection, so that it comes later than they do.
     fn drop_claim(&mut self, key: &Key, id: ClaimId, ttl: Duration, by: Boot) -> Reply<Dropped>;
 
     /// A holder's last word. See [`crate::claim::Step::finish`].
@@ -245,6 +245,7 @@ pub trait Store: Send {
     fn remove_foreign(&mut self, key: &Key, shown: &Foreign, by: Boot) -> Reply<bool>;
 
     /// Blocks until something may have changed for this claim (true) or until `until` (false). A hint, nothing more.
+    /// Trouble ends it sooner, and then nobody listened: whatever was to be heard may have been missed.
     fn wait(&mut self, key: &Key, id: ClaimId, until: Boot) -> Reply<bool>;
 
     /// The store's clock now, in milliseconds since 1970, as its last answer tells: to show to people.

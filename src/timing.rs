@@ -18,6 +18,10 @@ pub const WINDOW: Duration = Duration::from_secs(3);
 /// (8,807 of 614,956 grants with a refresh above it; none below).
 pub const REFRESH: Duration = Duration::from_secs(1);
 
+/// The longest single wait of a holder for a call: a line that died in silence is noticed then, not at the next renewal
+/// of a lease of hours.
+pub const LONGEST_LISTEN: Duration = Duration::from_secs(10);
+
 /// How long a waiter counts after its last ask. However many waiters died, the next live one has the key within
 /// heartbeat + window + refresh = 14 s.
 pub const HEARTBEAT: Duration = Duration::from_secs(10);

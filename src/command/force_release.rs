@@ -226,6 +226,8 @@ fn pass_at_once(
 ) -> anyhow::Result<(Outcome, String)> {
     for held in targets {
         let ttl = Duration::from_millis(held.ttl_ms);
+        // A mark calls its holder at once; of the drop it would hear only with its next renewal.
+        desk.ask(|store, by| store.condemn(&force.key, held.id, ttl, by))?;
         desk.ask(|store, by| store.drop_claim(&force.key, held.id, ttl, by))?;
     }
     let key = key_shown(force);

@@ -7,7 +7,7 @@ use super::lines::{by, key};
 use crate::child::{Left, Why};
 use crate::claim::Entry;
 use crate::lease::{Loss, OnLost};
-use crate::store::Look;
+use crate::store::{Look, Trouble};
 use crate::text::{short, shown};
 
 /// How many processes are named.
@@ -69,9 +69,13 @@ pub fn removed(name: &str) -> String {
     )
 }
 
-/// That a store gave no answer of use for so long; `last` are the last words about it, with its name.
-pub fn silent(after: Duration, last: &str) -> String {
-    format!("{last}; tried for {}, not run: see whether the server is up and can be reached", short(after))
+/// That a store gave no answer of use for so long; `last` is the last trouble with it, which names it.
+pub fn silent(after: Duration, last: &Trouble) -> String {
+    let then = match last {
+        Trouble::Later(_) => "see to the server",
+        _ => "see whether the server is up and can be reached",
+    };
+    format!("{last}; tried for {}, not run: {then}", short(after))
 }
 
 /// That a renewal failed.

@@ -68,12 +68,18 @@ fn keep(worker: &mut Worker, grant: Grant) -> Order {
 fn rest(worker: &mut Worker, pace: &mut Pace) -> Result<(), Trouble> {
     while Boot::now() < pace.due() {
         let work = &mut worker.work;
-        match work.store.wait(&work.key, work.ask.id, pace.due()) {
+        let until = pace.due().min(Boot::now() + timing::LONGEST_LISTEN);
+        match work.store.wait(&work.key, work.ask.id, until) {
             Ok(true) => pace.hurry(Boot::now()),
             Ok(false) => {}
             Err(Trouble::Interrupted) => return Err(Trouble::Interrupted),
+            // The store may have been started again without what it knew, and a call may have been lost.
+            Err(Trouble::Unknown(_) | Trouble::Later(_)) => {
+                pace.unheard(Boot::now());
+                worker.sleep(pace.due())?;
+            }
             // A wake-up is only a hint: without it the next renewal tells.
-            Err(_) => worker.sleep(pace.due())?,
+            Err(Trouble::Refused(_) | Trouble::Config(_)) => worker.sleep(pace.due())?,
         }
     }
     Ok(())
@@ -110,15 +116,19 @@ fn look(worker: &mut Worker) -> Option<crate::store::Look> {
 /// Retried briefly, never past `by`.
 fn release(worker: &mut Worker, by: Boot) -> Release {
     let mut pace = Pace::new(worker.work.ttl, Boot::now());
+    // Whether an earlier try may have done it, and only its answer was lost.
+    let mut may_be_done = false;
     loop {
         let work = &mut worker.work;
         let sent = Boot::now();
         let limit = timing::try_limit(work.ttl, work.store.round_trip(), work.store.is_connected());
         let trouble = match work.store.drop_claim(&work.key, work.ask.id, work.ttl, by.min(sent + limit)) {
             Ok(Dropped::Held(_)) => return Release::Done,
+            Ok(Dropped::Unknown) if may_be_done => return Release::Done,
             Ok(Dropped::Waited(_) | Dropped::Unknown) => return Release::NotOurs,
             Err(trouble) => trouble,
         };
+        may_be_done |= matches!(trouble, Trouble::Unknown(_) | Trouble::Interrupted);
         worker.cancel.clear();
         pace.failed(sent, Boot::now(), limit);
         if pace.due() >= by {

@@ -11,6 +11,11 @@ use crate::timing;
 /// How long the `drop` at the end of a wait may take: a signal or a time limit must not seem ignored.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
+/// The last word to a store that has been silent, within the time that it has for an answer.
+fn last_word(store_timeout: Duration) -> Duration {
+    LAST_WORD.min(store_timeout / 4)
+}
+
 /// How many grants in a row may come too late: a pause of this host explains one or two, then the line is too slow.
 const MOST_LATE: u32 = 5;
 
@@ -29,8 +34,8 @@ pub(super) enum End {
     Busy { holders: Vec<Entry>, waited: Option<Duration>, now_ms: u64 },
     /// Somebody removed this claim from the queue.
     Removed,
-    /// The store gave no answer for so long; its last words.
-    Silent { after: Duration, last: String },
+    /// The store gave no answer of use for so long, and this at last.
+    Silent { after: Duration, last: Trouble },
     /// The store refused the login or a right.
     Refused(String),
     /// The store cannot do this.
@@ -51,7 +56,7 @@ struct Asking {
     patience: Duration,
     /// How often a grant was answered too late to be used.
     late: u32,
-    last: String,
+    last: Trouble,
     holders: Vec<Entry>,
     lapse: Option<Duration>,
 }
@@ -66,7 +71,7 @@ pub(super) fn wait(worker: &mut Worker) -> Result<Grant, End> {
         pause: timing::FIRST_PAUSE,
         patience: timing::waiter_try_limit(None, false),
         late: 0,
-        last: format!("{} did not answer", worker.work.store.name()),
+        last: Trouble::Unknown(format!("{} did not answer", worker.work.store.name())),
         holders: Vec::new(),
         lapse: None,
     };
@@ -96,14 +101,16 @@ impl Asking {
         worker.work.wait.map(|wait| self.began + wait)
     }
 
+    /// When asking ends for want of an answer; the last word has its time within the store's.
     fn silent_at(&self, worker: &Worker) -> Boot {
-        self.answered + worker.work.store_timeout
+        let timeout = worker.work.store_timeout;
+        self.answered + timeout.saturating_sub(last_word(timeout))
     }
 
     /// The end that time alone brings. A claim that does not wait has only the store's silence to end it.
     fn is_over(&self, worker: &Worker, now: Boot) -> Option<End> {
         if now >= self.silent_at(worker) {
-            return Some(End::Silent { after: worker.work.store_timeout, last: self.last.clone() });
+            return Some(End::Silent { after: now.since(self.answered), last: self.last.clone() });
         }
         let until = self.until(worker).filter(|_| worker.work.ask.wait)?;
         (now >= until).then(|| self.timed_out(worker))
@@ -137,7 +144,7 @@ impl Asking {
                     return Step::Again;
                 }
                 let (name, took) = (worker.work.store.name(), now.since(sent).as_millis());
-                let last = format!("{name} takes {took} ms to answer, too long for this --ttl");
+                let last = Trouble::Later(format!("{name} takes {took} ms to answer, too long for this --ttl"));
                 let end = End::Silent { after: now.since(self.began), last };
                 Step::Over(self.leave(worker, end))
             }
@@ -161,12 +168,13 @@ impl Asking {
             Err(Trouble::Refused(text)) => Step::Over(self.leave(worker, End::Refused(text))),
             Err(Trouble::Config(text)) => Step::Over(self.leave(worker, End::Config(text))),
             Err(Trouble::Interrupted) => self.interrupted(worker),
-            Err(Trouble::Unknown(text)) => {
-                self.trace = true;
-                self.patience *= 2;
-                self.pause_after(worker, sent, text)
+            Err(trouble) => {
+                if matches!(trouble, Trouble::Unknown(_)) {
+                    self.trace = true;
+                    self.patience *= 2;
+                }
+                self.pause_after(worker, sent, trouble)
             }
-            Err(Trouble::Later(text)) => self.pause_after(worker, sent, text),
         }
     }
 
@@ -191,8 +199,8 @@ impl Asking {
         }
     }
 
-    fn pause_after(&mut self, worker: &mut Worker, began: Boot, text: String) -> Step {
-        self.last = text;
+    fn pause_after(&mut self, worker: &mut Worker, began: Boot, trouble: Trouble) -> Step {
+        self.last = trouble;
         let mut until = began + self.pause;
         if let Some(end) = self.until(worker).filter(|_| worker.work.ask.wait) {
             until = until.min(end);
@@ -224,7 +232,8 @@ impl Asking {
             return end;
         }
         let work = &mut worker.work;
-        let by = Boot::now() + LAST_WORD;
+        let by =
+            Boot::now() + if matches!(end, End::Silent { .. }) { last_word(work.store_timeout) } else { LAST_WORD };
         let mut dropped = work.store.drop_claim(&work.key, work.ask.id, work.ttl, by);
         if dropped == Err(Trouble::Interrupted) {
             worker.cancel.clear();
@@ -232,7 +241,10 @@ impl Asking {
         }
         match (end, dropped) {
             (End::Busy { waited: Some(after), .. }, Err(trouble)) => {
-                End::Silent { after: after.min(Boot::now().since(self.answered)), last: trouble.to_string() }
+                End::Silent { after: after.min(Boot::now().since(self.answered)), last: trouble }
+            }
+            (End::Silent { after, last }, Err(_)) => {
+                End::Silent { after: after.max(Boot::now().since(self.answered)), last }
             }
             (end, _) => end,
         }

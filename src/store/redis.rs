@@ -31,8 +31,9 @@ use crate::timing;
 const TICK: Duration = Duration::from_millis(110);
 /// The shortest wait for a wake-up; less is only slept.
 const LEAST_WAIT: Duration = Duration::from_millis(50);
-/// The most connections that are kept for the sake of a request that was never answered.
-const MOST_UNANSWERED: usize = 4;
+/// The most connections that are kept for the sake of a request that was never answered: those of a silence as long as a
+/// store's default time.
+const MOST_UNANSWERED: usize = 64;
 
 /// A store on one server.
 pub(super) struct Redis {
@@ -86,8 +87,10 @@ impl Redis {
             self.dialer.turn();
         }
         if wants == Wants::Change && wire.is_unanswered() {
-            self.unanswered.truncate(MOST_UNANSWERED - 1);
             self.unanswered.insert(0, wire);
+            // What was closed since can carry no drop, and what was answered since needs none.
+            self.unanswered.retain(|wire| !wire.is_stale());
+            self.unanswered.truncate(MOST_UNANSWERED);
         }
         Err(fault.trouble)
     }
@@ -133,11 +136,16 @@ impl Store for Redis {
 
     fn drop_claim(&mut self, key: &Key, id: ClaimId, ttl: Duration, by: Boot) -> Reply<Dropped> {
         let call = Call::drop_claim(key, id, ms(ttl));
-        for wire in self.unanswered.drain(..) {
-            // With the script's text: nobody will be there to hear that the server does not know its name.
-            wire.post_and_close(&call.by_text().get_packed_command());
+        // What is under way on other connections comes before it, or after it and finds the tombstone.
+        let unanswered = std::mem::take(&mut self.unanswered);
+        let dropped = self.call(key, &call, by, script::read_dropped);
+        if dropped.is_err() {
+            for wire in unanswered {
+                // With the script's text: nobody will be there to hear that the server does not know its name.
+                wire.post_and_close(&call.by_text().get_packed_command());
+            }
         }
-        self.call(key, &call, by, script::read_dropped)
+        dropped
     }
 
     fn finish(&mut self, key: &Key, id: ClaimId, left: Duration, ttl: Duration, by: Boot) -> Reply<Renewal> {
@@ -175,11 +183,8 @@ impl Store for Redis {
             });
             match woken {
                 Ok(Value::Array(_)) => return Ok(true),
-                Err(trouble @ (Trouble::Interrupted | Trouble::Refused(_) | Trouble::Config(_))) => {
-                    return Err(trouble);
-                }
-                // Nobody called, or nobody could: who waits asks again anyway.
-                Ok(_) | Err(Trouble::Unknown(_) | Trouble::Later(_)) => {}
+                Err(trouble) => return Err(trouble),
+                Ok(_) => {}
             }
         }
         wire::sleep(&self.cancel, until).map_err(|_| Trouble::Interrupted)?;

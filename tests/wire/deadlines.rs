@@ -120,11 +120,11 @@ fn a_wait_ends_with_its_time_and_keeps_the_connection() {
         assert!(store.is_connected(), "after {ms} ms");
     }
     assert!(store.round_trip().unwrap() < Duration::from_millis(300), "a wait is no round trip");
-    // A server that is gone: the rest of the time is slept.
+    // A server that is gone: nobody listens, and that is told at once.
     drop(server);
-    let by = after(300);
-    assert_eq!(store.wait(&key("k"), id(1), by), Ok(false));
-    assert!(by.left().is_zero());
+    let by = ample();
+    assert!(matches!(store.wait(&key("k"), id(1), by), Err(Trouble::Unknown(_))));
+    assert!(!by.left().is_zero());
 }
 
 #[test]

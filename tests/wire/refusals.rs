@@ -183,7 +183,7 @@ fn a_replica_and_a_demoted_master() {
     later(store.drop_claim(&key("k"), id(1), TTL, ample()));
     later(store.condemn(&key("k"), id(1), TTL, ample()));
     later(store.finish(&key("k"), id(1), TTL, TTL, ample()));
-    assert_eq!(store.wait(&key("k"), id(1), after(400)), Ok(false));
+    assert!(later(store.wait(&key("k"), id(1), after(400))).contains("READONLY"));
     run(&master, "SET k x");
     until("the key has come over", || store.look(&key("k"), ample()).unwrap().foreign.is_some());
     let shown = store.look(&key("k"), ample()).unwrap().foreign.unwrap();

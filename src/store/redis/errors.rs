@@ -160,7 +160,7 @@ fn server_error(code: &str, detail: &str, at: &At<'_>) -> Fault {
     let (code, detail) = innermost(code, detail);
     let said = if code == "ERR" { words(detail) } else { format!("{} {}", words(code), words(detail)) };
     let refused = |closes, text| Fault { trouble: Trouble::Refused(text), closes };
-    let config = |what| Fault { trouble: Trouble::Config(format!("{address} {what}: {said}")), closes: false };
+    let config = |what: &str| Fault { trouble: Trouble::Config(format!("{address} {what}: {said}")), closes: false };
     match meaning(code, detail) {
         Meaning::Later { closes } => {
             Fault { trouble: Trouble::Later(format!("{address} cannot do it just now: {said}")), closes }
@@ -177,7 +177,10 @@ fn server_error(code: &str, detail: &str, at: &At<'_>) -> Fault {
             format!("{address} refuses the login of user {user}: {said}; check the user and the password file"),
         ),
         Meaning::Denied => refused(true, format!("{address} refuses connections: {said}")),
-        Meaning::InTheWay => config("has something in the way of the key's side keys"),
+        Meaning::InTheWay => {
+            let keys = at.key.map_or(String::new(), |key| format!(" ({key}:rlock1:*)"));
+            config(&format!("has what is not rlock's where the key's side keys{keys} must be; remove it"))
+        }
         Meaning::TooOld => config("is too old or has a command renamed; Redis 6.0 or Valkey 7.2 is needed"),
         Meaning::NoDatabase => config("has no such database"),
     }
@@ -205,7 +208,7 @@ fn is_script_refusal(detail: &str) -> bool {
 
 /// The server's words on one line, without the trace that a script's error ends in.
 fn words(text: &str) -> String {
-    let plain = text.split(" script: ").next().unwrap_or(text).trim();
+    let plain = text.split(" script: ").next().unwrap_or(text).trim().trim_end_matches('.');
     let mut line: String = plain.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MOST_WORDS).collect();
     if plain.chars().nth(MOST_WORDS).is_some() {
         line.push('…');
@@ -258,7 +261,7 @@ mod tests {
         let Trouble::Later(text) = told("OOM command not allowed. script: 7, on @user_script:3.").trouble else {
             panic!()
         };
-        assert_eq!(text, "redis://db1:6379 cannot do it just now: OOM command not allowed.");
+        assert_eq!(text, "redis://db1:6379 cannot do it just now: OOM command not allowed");
     }
 
     #[test]

@@ -38,9 +38,10 @@ pub fn wake_key(key: &Key, id: ClaimId) -> String {
 
 /// The key whose side key `name` is `side`, if it is one.
 pub fn key_of(side: &str, name: &str) -> Option<Key> {
-    let (key, _) = side.split_once(":rlock1:")?;
-    let key = Key::parse(key).ok()?;
-    (side_key(&key, name) == side).then_some(key)
+    // A key that ends in `:rlock1` overlaps with what follows it.
+    let ends = (0..side.len()).filter(|at| side.as_bytes()[*at..].starts_with(b":rlock1:"));
+    let mut keys = ends.filter_map(|end| Key::parse(&side[..end]).ok());
+    keys.find(|key| side_key(key, name) == side)
 }
 
 /// One operation, ready to be sent.
@@ -352,7 +353,7 @@ mod tests {
         let id = ClaimId::from_bits(1);
         assert_eq!(wake_key(&key("k{t}"), id), "k{t}:rlock1:wake:00000000000000000000000000000001");
         assert!(wake_key(&key("k"), id).ends_with("01:{k}"));
-        for text in ["job:backup", "job:{a}:b", "a b"] {
+        for text in ["job:backup", "job:{a}:b", "a b", "job:rlock1", ":rlock1", "{a}:rlock1"] {
             assert_eq!(key_of(&side_key(&key(text), "token"), "token"), Some(key(text)));
         }
         for other in
