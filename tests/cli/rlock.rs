@@ -27,7 +27,11 @@ pub(crate) struct Stage {
 
 impl Stage {
     pub(crate) fn new() -> Self {
-        let server = Server::start();
+        Self::on(Server::start())
+    }
+
+    /// The same on a server that was started otherwise.
+    pub(crate) fn on(server: Server) -> Self {
         let connection = RefCell::new(server.connect());
         Self { server, dir: tempfile::tempdir().unwrap(), connection }
     }
@@ -47,6 +51,13 @@ impl Stage {
     /// `rlock run -k KEY` with these arguments.
     pub(crate) fn run(&self, key: &str, args: &[&str]) -> Cmd {
         self.rlock(["run", "-k", key].iter().chain(args))
+    }
+
+    /// Kills the server and starts it again with what it has kept.
+    #[allow(dead_code, reason = "shared with tests that need it")]
+    pub(crate) fn restart(&mut self) {
+        self.server.restart();
+        self.connection = RefCell::new(self.server.connect());
     }
 
     /// Runs one command on the server; a reply that is an error fails the test.
