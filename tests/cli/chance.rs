@@ -96,6 +96,13 @@ impl Case {
                 }
                 has_killed = true;
             }
+            // Nor is more promised where rlock is stopped and its keeper is killed: one of them must get to run.
+            let [first, second] = &mut blows[..] else { unreachable!() };
+            let is_rlock_stopped =
+                first.signal == Signal::SIGSTOP && first.whom != Whom::Keeper && first.whom != Whom::Tree;
+            if is_rlock_stopped && (second.whom, second.signal) == (Whom::Keeper, Signal::SIGKILL) {
+                second.signal = Signal::SIGTERM;
+            }
         }
         Self { tag, line, args: dice.one(&[vec![], vec!["--on-lost", "kill"]]), blows }
     }
