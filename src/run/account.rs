@@ -13,7 +13,6 @@ use crate::lease::Loss;
 use crate::report::{self, HolderView, Outcome, Report, Voice, Waiting};
 use crate::settings::{RunSettings, Settings};
 use crate::store::Look;
-use crate::timing;
 
 /// The account of one run.
 pub(super) struct Account<'a> {
@@ -68,13 +67,14 @@ impl<'a> Account<'a> {
         self.report.why = Some(line);
     }
 
-    pub(super) fn granted(&mut self, number: u64, round_trip: Option<Duration>) {
+    pub(super) fn granted(&mut self, number: u64) {
         self.report.waited_ms = ms(Boot::now().since(self.began));
         self.report.token = Some(number);
         self.granted = Some(Boot::now());
-        if let Some(round_trip) = round_trip.filter(|one| timing::is_short_for(self.run.ttl, *one)) {
-            self.voice.say(&report::short_ttl(self.run.ttl, round_trip));
-        }
+    }
+
+    pub(super) fn short_ttl(&self, round_trip: Duration) {
+        self.voice.say(&report::short_ttl(self.run.ttl, round_trip));
     }
 
     pub(super) fn renewed(&mut self, restored: bool) {

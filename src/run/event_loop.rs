@@ -221,9 +221,13 @@ impl<'a> EventLoop<'a> {
                 self.account.hopeless(around);
                 Input::Hopeless
             }
-            News::Granted { number, sent, left, round_trip } => {
-                self.account.granted(number, round_trip);
+            News::Granted { number, sent, left } => {
+                self.account.granted(number);
                 Input::Granted { sent, left }
+            }
+            News::ShortTtl(round_trip) => {
+                self.account.short_ttl(round_trip);
+                return;
             }
             News::NotObtained(end) => Input::NotObtained(self.account.not_obtained(end)),
             News::Renewed { sent, left, restored } => {

@@ -10,6 +10,9 @@ use crate::lease::{Loss, Pace};
 use crate::store::Trouble;
 use crate::timing;
 
+/// By how many answers a line is judged.
+const JUDGED_BY: usize = 3;
+
 /// How a release ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Release {
@@ -23,9 +26,8 @@ pub(super) enum Release {
 
 /// Holds until an order ends it.
 pub(super) fn hold(worker: &mut Worker, grant: Grant) {
-    let round_trip = worker.work.store.round_trip();
     let Grant { number, sent, left } = grant;
-    worker.tell(News::Granted { number, sent, left, round_trip });
+    worker.tell(News::Granted { number, sent, left });
     let order = keep(worker, grant);
     if let Order::Release { by } = order {
         let released = release(worker, by);
@@ -45,11 +47,12 @@ fn keep(worker: &mut Worker, grant: Grant) -> Order {
         record: ask.record.clone(),
     };
     let mut pace = Pace::new(worker.work.ttl, grant.sent);
+    let mut round_trips = vec![worker.work.store.round_trip()];
     loop {
         let rested = rest(worker, &mut pace);
         let tried = rested.and_then(|()| renew_once(worker, &mut pace, &renew));
         match tried {
-            Ok(None) => {}
+            Ok(None) => judge(worker, &mut round_trips),
             Ok(Some(loss)) => {
                 let look = look(worker);
                 worker.tell(News::Lost(loss, look));
@@ -61,6 +64,22 @@ fn keep(worker: &mut Worker, grant: Grant) -> Order {
                 }
             }
         }
+    }
+}
+
+/// Tells of a line that is too slow for the ttl: the fastest of the first answers counts, since any one of them can be
+/// held up by a busy host.
+fn judge(worker: &Worker, round_trips: &mut Vec<Option<Duration>>) {
+    // After a try that failed there is no new answer to judge by.
+    if round_trips.len() == JUDGED_BY || !worker.work.store.is_connected() {
+        return;
+    }
+    round_trips.push(worker.work.store.round_trip());
+    let fastest = round_trips.iter().flatten().min().copied();
+    if let Some(fastest) =
+        fastest.filter(|one| round_trips.len() == JUDGED_BY && timing::is_short_for(worker.work.ttl, *one))
+    {
+        worker.tell(News::ShortTtl(fastest));
     }
 }
 

@@ -32,7 +32,9 @@ pub(super) enum News {
     /// The claim waits.
     Waiting { position: usize, holders: Vec<Entry>, now_ms: u64 },
     /// The key is ours.
-    Granted { number: u64, sent: Boot, left: Duration, round_trip: Option<Duration> },
+    Granted { number: u64, sent: Boot, left: Duration },
+    /// The ttl is short for a store whose answers take so long at least.
+    ShortTtl(Duration),
     /// The wait ended without the key.
     NotObtained(wait::End),
     /// The lease was renewed, or taken again.

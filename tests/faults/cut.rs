@@ -179,3 +179,21 @@ fn a_server_that_drips_is_69_within_the_store_timeout() {
     until("nothing of them is left", || (!stage.redis::<bool>(&["EXISTS", "job"])).then_some(()));
     assert!(calls(&stage, "evalsha") > 0);
 }
+
+#[test]
+fn a_ttl_too_short_for_the_line_is_told_of_once_and_a_single_slow_answer_is_not() {
+    let slow = Way::Slow(Duration::from_millis(40));
+    for always in [true, false] {
+        let stage = Stage::new();
+        let proxy = Proxy::before(stage.server.port());
+        proxy.set(slow, slow);
+        let run = behind(&stage, &proxy, &["--ttl", "4s", "--", "sh", "-c", "echo in > in; sleep 5"]);
+        stage.written("in");
+        if !always {
+            proxy.set(Way::Open, Way::Open);
+        }
+        let done = run.done().code(0);
+        let told = done.stderr.lines().filter(|line| line.contains("--ttl 4s is short for a store")).count();
+        assert_eq!((told, done.stderr.lines().count()), (usize::from(always), usize::from(always)), "{done:?}");
+    }
+}
