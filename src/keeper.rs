@@ -247,7 +247,7 @@ pub fn bury(pid: Pid, by: Boot) {
 }
 
 fn failed(error: impl Into<io::Error>) -> Error {
-    Error::Os(format!("cannot start the process that guards the command: {}", error.into()))
+    Error::Os(format!("cannot start the process that guards the command: {} (see ulimit -u, -n and -i)", error.into()))
 }
 
 /// The tree is read from /proc, with our numbers.

@@ -67,8 +67,8 @@ struct Serve {
     socket: OwnedFd,
     slot: Slot,
     signals: SignalFd,
-    /// Wakes us even when we are stopped; where there can be none, only poll's own timeout does.
-    timer: Option<Timer>,
+    /// Wakes us even when we are stopped.
+    timer: Timer,
     armed: Option<Boot>,
     /// The command is to be started with this.
     wanted: Option<Environment>,
@@ -90,17 +90,16 @@ enum Kill {
 
 impl Serve {
     fn new(spec: Spec, socket: OwnedFd, slot: Slot) -> Option<Self> {
-        let signals = prepare();
-        let event = SigEvent::new(SigevNotify::SigevSignal { signal: Signal::SIGCONT, si_value: 0 });
-        let timer = Timer::new(ClockId::CLOCK_BOOTTIME, event).ok();
-        let ready = signals.as_ref().map(|_| ()).map_err(|errno| *errno as i32);
+        let prepared = prepare();
+        let ready = prepared.as_ref().map(|_| ()).map_err(|errno| *errno as i32);
         // rlock goes on from here: nothing of what wakes us may still be missing.
         transmit(&socket, &ready).ok()?;
+        let (signals, timer) = prepared.ok()?;
         Some(Self {
             spec,
             socket,
             slot,
-            signals: signals.ok()?,
+            signals,
             timer,
             armed: None,
             wanted: None,
@@ -310,14 +309,10 @@ impl Serve {
             return;
         }
         self.armed = next;
-        if let Some(timer) = &mut self.timer {
-            let at = TimeSpec::from_duration(next.map_or(Duration::ZERO, Boot::since_boot));
-            // The timer exists and the times are ones: it cannot fail.
-            let _ = timer.set(
-                Expiration::IntervalDelayed(at, TimeSpec::from_duration(AGAIN)),
-                TimerSetTimeFlags::TFD_TIMER_ABSTIME,
-            );
-        }
+        let at = TimeSpec::from_duration(next.map_or(Duration::ZERO, Boot::since_boot));
+        let often = Expiration::IntervalDelayed(at, TimeSpec::from_duration(AGAIN));
+        // The timer exists and the times are ones: it cannot fail.
+        let _ = self.timer.set(often, TimerSetTimeFlags::TFD_TIMER_ABSTIME);
     }
 
     fn wait(&self) {
@@ -341,8 +336,9 @@ impl Serve {
     }
 }
 
-/// All signals off, but for the two that wake us; orphans fall to us. rlock's death wakes us even when we are stopped.
-fn prepare() -> Result<SignalFd, Errno> {
+/// All signals off, but for the two that wake us; orphans fall to us. rlock's death wakes us even when we are stopped,
+/// and so does the timer: without it nothing would end the tree of a keeper that is stopped together with rlock.
+fn prepare() -> Result<(SignalFd, Timer), Errno> {
     // A name for `ps`; without it the keeper is called like rlock.
     let _ = prctl::set_name(c"rlock-keeper");
     prctl::set_child_subreaper(true)?;
@@ -350,7 +346,9 @@ fn prepare() -> Result<SignalFd, Errno> {
     // Blocked, they are kept for us to read even where they were ignored at entry.
     SigSet::all().thread_block()?;
     let wakers = sys::signal_set(sys::bit(libc::SIGCHLD) | sys::bit(libc::SIGCONT));
-    SignalFd::with_flags(&wakers, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+    let signals = SignalFd::with_flags(&wakers, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+    let event = SigEvent::new(SigevNotify::SigevSignal { signal: Signal::SIGCONT, si_value: 0 });
+    Ok((signals, Timer::new(ClockId::CLOCK_BOOTTIME, event)?))
 }
 
 fn few(mut left: Vec<Left>) -> Vec<Left> {

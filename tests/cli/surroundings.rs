@@ -152,6 +152,10 @@ fn a_system_that_refuses_processes_and_threads_is_71() {
         through(&stage, "setpriv", &words).done().says(71, &["cannot start"]);
         assert!(!stage.redis::<bool>(&["EXISTS", "job"]));
     }
+    // Without a timer nothing would wake a keeper that is stopped.
+    let words = ["--reuid=64321", "--regid=64321", "--clear-groups", "bash", "-c"];
+    let line = "ulimit -i 0; exec ./rlock run -k job -- touch wrong";
+    through(&stage, "setpriv", &[&words[..], &[line]].concat()).done().says(71, &["guards the command", "ulimit"]);
 }
 
 #[test]
