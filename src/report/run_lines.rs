@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::inspect_hint;
-use super::lines::{by, key};
+use super::lines::{by, is_local, key};
 use crate::child::{Left, Why};
 use crate::claim::Entry;
 use crate::lease::{Loss, OnLost};
@@ -73,7 +73,8 @@ pub fn removed(name: &str) -> String {
 
 /// That a store gave no answer of use for so long; `last` are the last words about it, with its name.
 pub fn silent(after: Duration, last: &str) -> String {
-    format!("{last}; tried for {}, not run: see whether the server is up and can be reached", short(after))
+    let hint = if is_local(last) { "" } else { ": see whether the server is up and can be reached" };
+    format!("{last}; tried for {}, not run{hint}", short(after))
 }
 
 /// That a renewal failed.
