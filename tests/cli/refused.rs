@@ -1,4 +1,5 @@
-use crate::rlock::{Stage, rlock};
+use super::Stage;
+use crate::rlock::rlock;
 
 #[test]
 fn times_out_of_range_are_refused_with_the_range() {

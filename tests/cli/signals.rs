@@ -1,6 +1,7 @@
 use nix::sys::signal::Signal;
 
-use crate::rlock::{Stage, is_alive, send, until};
+use super::Stage;
+use crate::rlock::{is_alive, send, until};
 
 const TRAPS: &str = "for s in TERM INT HUP QUIT USR1 USR2 WINCH; do trap \"echo $s >> got\" $s; done; echo $$ > pid; \
                      while ! [ -e stop ]; do read -t 1 x < fifo 2>/dev/null || :; sleep 0.01; done";
@@ -57,7 +58,7 @@ fn after_term_the_whole_tree_is_gone_before_the_key_is_free() {
         run.signal(Signal::SIGTERM);
         until(&format!("{name}: the key is free"), || {
             let alive = pids.iter().any(|pid| is_alive(pid));
-            let free = !stage.redis::<bool>(&["EXISTS", "job"]);
+            let free = !stage.is_held("job");
             assert!(!(free && alive && pids.iter().any(|pid| is_alive(pid))), "{name}: free while it runs");
             free.then_some(())
         });

@@ -1,6 +1,6 @@
 use std::process::Stdio;
 
-use crate::rlock::Stage;
+use super::Stage;
 
 #[test]
 fn the_command_has_the_descriptors_that_rlock_was_given_and_no_more() {
@@ -9,7 +9,7 @@ fn the_command_has_the_descriptors_that_rlock_was_given_and_no_more() {
         let mut shell = stage.run("job", &[]);
         shell.0 = std::process::Command::new("bash");
         shell.0.args(["-c", &format!("exec 5</dev/null 9>/dev/null; exec {command} ls /proc/self/fd")]);
-        shell.0.env("RLOCK_URL", stage.server.url()).env("RLOCK_CONFIG", "/dev/null").stdin(Stdio::null());
+        shell.0.env("RLOCK_URL", stage.url()).env("RLOCK_CONFIG", "/dev/null").stdin(Stdio::null());
         shell.done().code(0).stdout
     };
     let given = listed("");
@@ -29,7 +29,7 @@ fn stdin_is_the_commands() {
 fn the_environment_is_as_given_plus_three() {
     let stage = Stage::new();
     let mut run = stage.run("job:a b", &["--", "env"]);
-    run.0.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("RLOCK_URL", stage.server.url());
+    run.0.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("RLOCK_URL", stage.url());
     run.0.env("RLOCK_TOKEN", "an outer one").env("RLOCK_CONFIG", "/dev/null").env("EMPTY", "");
     let done = run.done().code(0);
     let mut names: Vec<_> = done.stdout.lines().filter_map(|line| line.split_once('=')).map(|(name, _)| name).collect();
@@ -49,7 +49,7 @@ fn a_hang_up_that_was_ignored_at_entry_stays_ignored() {
     let mut nohup = stage.run("job", &[]);
     nohup.0 = std::process::Command::new("nohup");
     nohup.0.args([env!("CARGO_BIN_EXE_rlock"), "run", "-k", "job", "--", "sh", "-c", line]);
-    nohup.0.env("RLOCK_URL", stage.server.url()).env("RLOCK_CONFIG", "/dev/null").current_dir(stage.dir.path());
+    nohup.0.env("RLOCK_URL", stage.url()).env("RLOCK_CONFIG", "/dev/null").current_dir(stage.dir.path());
     let run = nohup.stdin(Stdio::null()).start();
     stage.written("pid");
     run.signal(nix::sys::signal::Signal::SIGHUP);
@@ -65,33 +65,4 @@ fn a_hang_up_that_was_ignored_at_entry_stays_ignored() {
     // The C library ignores two signals of its own (32 and 33) in what std spawns; SIGPIPE is ignored in a test.
     let ours = |bits: u64| bits & !(0b11 << 31) & !(1 << 12);
     assert_eq!(ours(mask(&done.stdout, "SigIgn:")), ours(mask(&own, "SigIgn:")) | 1, "{done:?}");
-}
-
-#[test]
-fn no_secret_is_in_the_commands_surroundings_or_on_its_way() {
-    let stage = Stage::new();
-    stage.redis::<()>(&["CONFIG", "SET", "requirepass", "geheim"]);
-    std::fs::write(stage.path("password"), "geheim\n").unwrap();
-    let run = stage
-        .run(
-            "job",
-            &[
-                "-v",
-                "--password-file",
-                "password",
-                "--report",
-                "report",
-                "--",
-                "sh",
-                "-c",
-                "env; cat /proc/$PPID/cmdline",
-            ],
-        )
-        .done()
-        .code(0);
-    let report = stage.lines("report").concat();
-    assert!(!format!("{}{}{report}", run.stdout, run.stderr).contains("geheim"), "{run:?} {report}");
-    std::fs::write(stage.path("password"), "falsch\n").unwrap();
-    stage.run("job", &["--password-file", "password", "--", "true"]).done().says(77, &["WRONGPASS"]);
-    stage.run("job", &["--", "true"]).done().says(77, &["wants a login", "--password-file"]);
 }
