@@ -2,6 +2,7 @@
 //! facts; none sleeps and hopes. What must be the same on every store is written once and runs on each.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it must be")]
+#![allow(clippy::print_stdout, reason = "what was measured, and what was left out")]
 #![allow(clippy::duplicate_mod, reason = "the same tests run on each store")]
 
 mod rlock;

@@ -89,7 +89,7 @@ impl<P: Place> Stage<P> {
         self.place.url()
     }
 
-    pub(crate) fn hears_of_death(&self) -> bool {
+    pub(crate) fn hears_of_death() -> bool {
         P::HEARS_OF_DEATH
     }
 
@@ -100,14 +100,17 @@ impl<P: Place> Stage<P> {
 
     /// `rlock` with these arguments, the store's URL in its environment and the directory as its own.
     pub(crate) fn rlock<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
-        let mut command = rlock(args);
-        command.0.env("RLOCK_URL", self.url()).current_dir(self.dir.path());
-        command
+        self.starter().rlock(args)
     }
 
     /// `rlock run -k KEY` with these arguments.
     pub(crate) fn run(&self, key: &str, args: &[&str]) -> Cmd {
-        self.rlock(["run", "-k", key].iter().chain(args))
+        self.starter().run(key, args)
+    }
+
+    /// What other threads need to start rlocks here.
+    pub(crate) fn starter(&self) -> Starter {
+        Starter { url: self.url(), dir: self.dir.path().to_owned() }
     }
 
     /// Waits until a command has written `name`, and returns what it wrote, without the last newline.
@@ -183,6 +186,24 @@ impl Stage<Redis> {
     }
 }
 
+/// A store's URL and a directory.
+pub(crate) struct Starter {
+    url: String,
+    dir: PathBuf,
+}
+
+impl Starter {
+    fn rlock<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
+        let mut command = rlock(args);
+        command.0.env("RLOCK_URL", &self.url).current_dir(&self.dir);
+        command
+    }
+
+    pub(crate) fn run(&self, key: &str, args: &[&str]) -> Cmd {
+        self.rlock(["run", "-k", key].iter().chain(args))
+    }
+}
+
 /// `rlock` with these arguments, an environment without anything of rlock's, and no input.
 pub(crate) fn rlock<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Cmd {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rlock"));
@@ -242,6 +263,13 @@ impl Running {
     /// Whether it has ended.
     pub(crate) fn is_over(&mut self) -> bool {
         self.child.as_mut().unwrap().try_wait().unwrap().is_some()
+    }
+
+    /// Waits for its end, whatever that is.
+    #[track_caller]
+    pub(crate) fn ended(mut self) {
+        let mut child = self.child.take().unwrap();
+        assert!(within(PATIENCE, || child.try_wait().unwrap()).is_some(), "it did not end");
     }
 
     /// Waits for its end. Its output must be short enough for a pipe.

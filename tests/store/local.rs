@@ -1,5 +1,7 @@
 //! The local store in one process: the same answers as `claim.rs`, and what is special about a directory.
 
+#![allow(clippy::print_stdout, reason = "what was left out")]
+
 mod history;
 mod record;
 
@@ -382,7 +384,7 @@ fn a_waiter_whose_holder_does_not_come_back_has_the_key_soon() {
         match waiter.ask(&key("job"), &ask(2, true), soon()) {
             Ok(Answer::Granted { .. }) => break,
             Err(Trouble::Later(_)) if Boot::now().since(began) < PATIENCE => {
-                std::thread::sleep(Duration::from_millis(50))
+                std::thread::sleep(Duration::from_millis(50));
             }
             other => panic!("{other:?}"),
         }

@@ -117,9 +117,11 @@ fn both(place: &Place, store: &mut dyn Store, model: &mut State, call: &Call) ->
     let origin = origin(place);
     let (after, before) = (now_us(origin), before.unwrap_or_else(|| now_us(origin) - 1_000_000));
     let left = record::state(&place.folder("job"));
-    let granted = Some(left.number).filter(|number| (before..=after).contains(number));
+    // The first grant of an operation gets its instant as its number, further ones the numbers after it.
+    let granted =
+        (0..4).map(|more| left.number.saturating_sub(more)).filter(|number| (before..=after).contains(number));
     let each_ms = (before / 1000..=after / 1000).map(|ms| (ms * 1000).max(before));
-    let instants: Vec<u64> = granted.into_iter().chain(each_ms).collect();
+    let instants: Vec<u64> = granted.chain(each_ms).collect();
     for now_us in &instants {
         let mut state = model.clone();
         let right = plain(call.on_rule(&mut state.at(*now_us)));
