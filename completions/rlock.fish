@@ -24,7 +24,7 @@ function __fish_rlock_using_subcommand
     contains -- $cmd[1] $argv
 end
 
-complete -c rlock -n "__fish_rlock_needs_command" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB] or unix:///PATH[?db=N]' -r
+complete -c rlock -n "__fish_rlock_needs_command" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB], unix:///PATH[?db=N], local: or local:/PATH [default: local:]' -r
 complete -c rlock -n "__fish_rlock_needs_command" -l config -d 'The file of defaults [default: /etc/rlock/config.toml]' -r -F
 complete -c rlock -n "__fish_rlock_needs_command" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r
 complete -c rlock -n "__fish_rlock_needs_command" -l password-file -d 'Read the store\'s password from this file, again at every connect' -r -F
@@ -51,7 +51,7 @@ complete -c rlock -n "__fish_rlock_using_subcommand run" -l kill-after -d 'The t
 complete -c rlock -n "__fish_rlock_using_subcommand run" -l label -d 'A word for people, shown beside the holder' -r
 complete -c rlock -n "__fish_rlock_using_subcommand run" -l report -d 'Append the outcome as one line of JSON to a file, or write it to an open descriptor' -r
 complete -c rlock -n "__fish_rlock_using_subcommand run" -s c -d 'Run this with /bin/sh' -r
-complete -c rlock -n "__fish_rlock_using_subcommand run" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB] or unix:///PATH[?db=N]' -r
+complete -c rlock -n "__fish_rlock_using_subcommand run" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB], unix:///PATH[?db=N], local: or local:/PATH [default: local:]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand run" -l config -d 'The file of defaults [default: /etc/rlock/config.toml]' -r -F
 complete -c rlock -n "__fish_rlock_using_subcommand run" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand run" -l password-file -d 'Read the store\'s password from this file, again at every connect' -r -F
@@ -63,7 +63,7 @@ complete -c rlock -n "__fish_rlock_using_subcommand run" -l json -d 'Print one J
 complete -c rlock -n "__fish_rlock_using_subcommand run" -s q -l quiet -d 'Do not say that the lock is busy or waited for'
 complete -c rlock -n "__fish_rlock_using_subcommand run" -s v -l verbose -d 'Say more of what is done'
 complete -c rlock -n "__fish_rlock_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c rlock -n "__fish_rlock_using_subcommand inspect" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB] or unix:///PATH[?db=N]' -r
+complete -c rlock -n "__fish_rlock_using_subcommand inspect" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB], unix:///PATH[?db=N], local: or local:/PATH [default: local:]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand inspect" -l config -d 'The file of defaults [default: /etc/rlock/config.toml]' -r -F
 complete -c rlock -n "__fish_rlock_using_subcommand inspect" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand inspect" -l password-file -d 'Read the store\'s password from this file, again at every connect' -r -F
@@ -71,7 +71,7 @@ complete -c rlock -n "__fish_rlock_using_subcommand inspect" -l json -d 'Print o
 complete -c rlock -n "__fish_rlock_using_subcommand inspect" -s q -l quiet -d 'Do not say that the lock is busy or waited for'
 complete -c rlock -n "__fish_rlock_using_subcommand inspect" -s v -l verbose -d 'Say more of what is done'
 complete -c rlock -n "__fish_rlock_using_subcommand inspect" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c rlock -n "__fish_rlock_using_subcommand list" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB] or unix:///PATH[?db=N]' -r
+complete -c rlock -n "__fish_rlock_using_subcommand list" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB], unix:///PATH[?db=N], local: or local:/PATH [default: local:]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand list" -l config -d 'The file of defaults [default: /etc/rlock/config.toml]' -r -F
 complete -c rlock -n "__fish_rlock_using_subcommand list" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand list" -l password-file -d 'Read the store\'s password from this file, again at every connect' -r -F
@@ -79,7 +79,7 @@ complete -c rlock -n "__fish_rlock_using_subcommand list" -l json -d 'Print one 
 complete -c rlock -n "__fish_rlock_using_subcommand list" -s q -l quiet -d 'Do not say that the lock is busy or waited for'
 complete -c rlock -n "__fish_rlock_using_subcommand list" -s v -l verbose -d 'Say more of what is done'
 complete -c rlock -n "__fish_rlock_using_subcommand list" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c rlock -n "__fish_rlock_using_subcommand ttl" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB] or unix:///PATH[?db=N]' -r
+complete -c rlock -n "__fish_rlock_using_subcommand ttl" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB], unix:///PATH[?db=N], local: or local:/PATH [default: local:]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand ttl" -l config -d 'The file of defaults [default: /etc/rlock/config.toml]' -r -F
 complete -c rlock -n "__fish_rlock_using_subcommand ttl" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand ttl" -l password-file -d 'Read the store\'s password from this file, again at every connect' -r -F
@@ -90,7 +90,7 @@ complete -c rlock -n "__fish_rlock_using_subcommand ttl" -s v -l verbose -d 'Say
 complete -c rlock -n "__fish_rlock_using_subcommand ttl" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c rlock -n "__fish_rlock_using_subcommand force-release" -l claim -d 'Only if this claim holds the key or waits for it, as `inspect` shows it' -r
 complete -c rlock -n "__fish_rlock_using_subcommand force-release" -s w -l wait -d 'How long to wait for the key to pass [default: until the lease ends and 2s]' -r
-complete -c rlock -n "__fish_rlock_using_subcommand force-release" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB] or unix:///PATH[?db=N]' -r
+complete -c rlock -n "__fish_rlock_using_subcommand force-release" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB], unix:///PATH[?db=N], local: or local:/PATH [default: local:]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand force-release" -l config -d 'The file of defaults [default: /etc/rlock/config.toml]' -r -F
 complete -c rlock -n "__fish_rlock_using_subcommand force-release" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand force-release" -l password-file -d 'Read the store\'s password from this file, again at every connect' -r -F
@@ -100,7 +100,7 @@ complete -c rlock -n "__fish_rlock_using_subcommand force-release" -l json -d 'P
 complete -c rlock -n "__fish_rlock_using_subcommand force-release" -s q -l quiet -d 'Do not say that the lock is busy or waited for'
 complete -c rlock -n "__fish_rlock_using_subcommand force-release" -s v -l verbose -d 'Say more of what is done'
 complete -c rlock -n "__fish_rlock_using_subcommand force-release" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c rlock -n "__fish_rlock_using_subcommand completions" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB] or unix:///PATH[?db=N]' -r
+complete -c rlock -n "__fish_rlock_using_subcommand completions" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB], unix:///PATH[?db=N], local: or local:/PATH [default: local:]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand completions" -l config -d 'The file of defaults [default: /etc/rlock/config.toml]' -r -F
 complete -c rlock -n "__fish_rlock_using_subcommand completions" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand completions" -l password-file -d 'Read the store\'s password from this file, again at every connect' -r -F

@@ -36,8 +36,10 @@ pub struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub struct Global {
-    /// The store: redis://[USER@]HOST[:PORT][/DB] or unix:///PATH[?db=N]
+    /// The store: redis://[USER@]HOST[:PORT][/DB], unix:///PATH[?db=N], local: or local:/PATH [default: local:]
     ///
+    /// local: is a directory of this host, one for each user: /run/rlock for root, .local/state/rlock in the home of
+    /// others. It is taken where nothing names a store, and a line says so; RLOCK_URL=local: silences that line.
     /// A password is taken from RLOCK_URL or the file (redis://USER:PASSWORD@HOST) or from --password-file, and
     /// refused here, where every user of the host could read it.
     #[arg(long, global = true, value_name = "URL", env = "RLOCK_URL", hide_env_values = true)]

@@ -18,7 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::clock::Boot;
 use crate::error::Error;
-use crate::report::{Voice, store_error};
+use crate::report::{self, Voice, store_error};
 use crate::settings::Settings;
 use crate::store::{self, Cancel, Key, Look, Reply, Store, Trouble};
 use crate::text::{safe_json, short};
@@ -45,6 +45,7 @@ struct Desk {
     cancel: Cancel,
     timeout: Duration,
     voice: Voice,
+    unconfigured: bool,
 }
 
 impl Desk {
@@ -56,7 +57,15 @@ impl Desk {
             cancel,
             timeout: store.timeout,
             voice: Voice::direct(settings.output),
+            unconfigured: store.unconfigured,
         })
+    }
+
+    /// Says which store was looked at where nothing names one: for who does not find what they look for.
+    fn say_where(&self) {
+        if self.unconfigured {
+            self.voice.say(&report::unconfigured(&self.name()));
+        }
     }
 
     fn name(&self) -> String {

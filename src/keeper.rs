@@ -11,7 +11,7 @@ mod serve;
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -47,6 +47,8 @@ pub struct Spec {
     pub at_entry: AtEntry,
     /// The first signal (`--signal`).
     pub signal: i32,
+    /// Descriptors that it keeps open until it ends, after the command's tree. The command does not get them.
+    pub keep: Vec<RawFd>,
 }
 
 /// What the command's environment has more, and less, than rlock's.

@@ -14,7 +14,7 @@ use std::io::{ErrorKind, Write as _};
 
 use crate::error::Error;
 
-pub use lines::{Waiting, busy, held, inspect_hint, store_error};
+pub use lines::{Waiting, busy, held, inspect_hint, store_error, unconfigured};
 pub use outcome::{Outcome, Report, ReportFile};
 pub use run_lines::{
     cannot_stop, hopeless, keeper_gone, lost, not_renewed, removed, restored, short_ttl, silent, stopped, unreleased,

@@ -12,6 +12,7 @@ mod next;
 mod wait;
 mod worker;
 
+use std::os::fd::AsRawFd as _;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -24,7 +25,7 @@ use crate::exit::Exit;
 use crate::keeper::{Keeper, Spec};
 use crate::lease::Plan;
 use crate::nest::{self, Nest};
-use crate::report::{Outcome, Report, ReportFile, Voice, Who};
+use crate::report::{self, Outcome, Report, ReportFile, Voice, Who};
 use crate::settings::{Command, RunSettings, Settings, Wait};
 use crate::signal::Signals;
 use crate::store::{self, Cancel};
@@ -68,12 +69,17 @@ fn start<'a>(settings: &'a Settings, run: &'a RunSettings) -> anyhow::Result<Eve
         Command::Argv(words) => Program::find(words.clone())?,
     };
     let signals = Signals::block_all()?;
-    let keeper = Keeper::fork(Spec { program: program.clone(), at_entry: signals.at_entry(), signal: run.signal })?;
+    let cancel = Cancel::new().context(Error::Os("cannot open a descriptor".into()))?;
+    let mut store = store::open(&settings.store.url, settings.store.password_file.as_deref(), &cancel);
+    let claim = new_id()?;
+    let keep = store.enrol(claim).map(|fd| fd.as_raw_fd()).into_iter().collect();
+    let spec = Spec { program: program.clone(), at_entry: signals.at_entry(), signal: run.signal, keep };
+    let keeper = Keeper::fork(spec)?;
     let no_thread = || Error::Os("cannot start a thread; see ulimit -u".into());
     let voice = Voice::start(settings.output).with_context(no_thread)?;
-    let cancel = Cancel::new().context(Error::Os("cannot open a descriptor".into()))?;
-    let store = store::open(&settings.store.url, settings.store.password_file.as_deref(), &cancel);
-    let claim = new_id()?;
+    if settings.store.unconfigured {
+        voice.say(&report::unconfigured(&store.name()));
+    }
     let ask = Ask {
         id: claim,
         limit: Limit::EXCLUSIVE,

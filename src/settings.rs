@@ -34,6 +34,8 @@ pub struct Settings {
 pub struct StoreSettings {
     /// The store.
     pub url: Url,
+    /// Nothing names a store, so it is the local one.
+    pub unconfigured: bool,
     /// The file that holds its password.
     pub password_file: Option<PathBuf>,
     /// How long it may be silent.

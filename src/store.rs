@@ -3,6 +3,8 @@
 //! An `Err` never means *no*: "held by another" and "gone" are answers. [`Trouble::Unknown`] means *not known*: the
 //! operation may or may not have been done. Every operation may be repeated with the same claim id.
 
+mod glob;
+mod local;
 pub mod redis;
 
 use std::fmt;
@@ -16,6 +18,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::claim::{Answer, Ask, ClaimId, Condemnation, Dropped, Entry, Renew, Renewal};
 use crate::clock::Boot;
+use crate::timing;
 
 /// What is locked: 1 to 512 bytes of UTF-8 without control characters and without `:rlock1:`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -215,6 +218,13 @@ pub trait Store: Send {
     /// What it can do.
     fn can(&self) -> Can;
 
+    /// Announces a claim before its process forks its keeper and asks for the key. A store that hears from the kernel
+    /// when a claim's processes are dead returns the descriptor by which it does; whoever acts for the claim keeps a
+    /// copy of it, and the claim ends with the last of them. Where that cannot be had, the lease alone counts.
+    fn enrol(&mut self, _id: ClaimId) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// Its name for messages and reports, without secrets.
     fn name(&self) -> String;
 
@@ -248,6 +258,11 @@ pub trait Store: Send {
     /// Trouble ends it sooner, and then nobody listened: whatever was to be heard may have been missed.
     fn wait(&mut self, key: &Key, id: ClaimId, until: Boot) -> Reply<bool>;
 
+    /// How long a waiter at this position rests at most before it asks again.
+    fn refresh(&self, _position: usize) -> Duration {
+        timing::REFRESH
+    }
+
     /// The store's clock now, in milliseconds since 1970, as its last answer tells: to show to people.
     fn clock_ms(&self) -> u64;
 
@@ -267,46 +282,87 @@ pub struct Url(Place);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
+    Local(local::Address),
     Redis(redis::Address),
 }
 
 /// Schemes that are known and not there yet.
-const LATER: [&str; 8] = ["local", "rediss", "valkeys", "redis+sentinel", "redis+cluster", "etcd", "zk", "consul"];
+const LATER: [&str; 7] = ["rediss", "valkeys", "redis+sentinel", "redis+cluster", "etcd", "zk", "consul"];
+
+/// What can be written instead.
+const FORMS: &str = "write local:, redis://host:6379 or unix:///path";
 
 impl Url {
+    /// The local store in this user's own directory.
+    pub fn local() -> Self {
+        Self(Place::Local(local::Address::own()))
+    }
+
     /// The place that `text` names, or why it names none: the rest of the sentence "the URL …". It repeats no part of
     /// the text that could be a password.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (scheme, rest) = text.split_once(':').unwrap_or(("", text));
         let place = match (scheme, rest.strip_prefix("//")) {
+            ("local", None) if text.contains(':') => local::Address::parse(rest).map(Place::Local),
             ("redis" | "valkey", Some(rest)) => redis::Address::parse_tcp(rest).map(Place::Redis),
             ("unix" | "redis+unix" | "valkey+unix", Some(rest)) => redis::Address::parse_unix(rest).map(Place::Redis),
-            (scheme, _) if LATER.contains(&scheme) => Err(format!(
-                "has the scheme `{scheme}`, which is not there yet; write redis://host:6379 or unix:///path"
-            )),
-            _ => Err("begins with no scheme that is known; write redis://host:6379 or unix:///path".into()),
+            ("local", Some(_)) => {
+                Err("names a host, which the local store has not; write local: or local:/path".into())
+            }
+            (scheme, _) if LATER.contains(&scheme) => {
+                Err(format!("has the scheme `{scheme}`, which is not there yet; {FORMS}"))
+            }
+            _ => Err(format!("begins with no scheme that is known; {FORMS}")),
         };
         place.map(Self)
     }
 
+    /// Whether it is a directory of this host.
+    pub fn is_local(&self) -> bool {
+        matches!(self.0, Place::Local(_))
+    }
+
     /// Whether it has a password in it.
     pub fn has_password(&self) -> bool {
-        let Place::Redis(address) = &self.0;
-        address.has_password()
+        match &self.0 {
+            Place::Local(_) => false,
+            Place::Redis(address) => address.has_password(),
+        }
     }
 
     /// The place for messages, without user and password.
     pub fn name(&self) -> String {
-        let Place::Redis(address) = &self.0;
-        address.to_string()
+        match &self.0 {
+            Place::Local(address) => address.to_string(),
+            Place::Redis(address) => address.to_string(),
+        }
     }
+}
+
+/// The text with `%41` written out; none where that is not UTF-8 or has a NUL.
+fn decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        rest = after;
+        if *first == b'%' {
+            let pair = after.get(..2).filter(|pair| pair.iter().all(u8::is_ascii_hexdigit))?;
+            bytes.push(u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?);
+            rest = &after[2..];
+        } else {
+            bytes.push(*first);
+        }
+    }
+    String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'))
 }
 
 /// The store at `url`, which connects at its first request; the only list of stores. The password is read from
 /// `password_file` at each connection, where the URL has none. `cancel` ends its requests and waits.
 pub fn open(url: &Url, password_file: Option<&Path>, cancel: &Cancel) -> Box<dyn Store> {
-    let Place::Redis(address) = &url.0;
-    Box::new(redis::Redis::new(address.clone(), password_file, cancel.clone()))
+    match &url.0 {
+        Place::Local(address) => Box::new(local::Local::new(address.clone(), cancel.clone())),
+        Place::Redis(address) => Box::new(redis::Redis::new(address.clone(), password_file, cancel.clone())),
+    }
 }
 
 #[cfg(test)]
@@ -327,6 +383,18 @@ mod tests {
     }
 
     #[test]
+    fn the_local_store_has_a_directory_and_no_host() {
+        let url = Url::parse("local:/x").expect("a URL");
+        assert_eq!((url.name().as_str(), url.is_local(), url.has_password()), ("local:/x", true, false));
+        assert!(
+            Url::parse("local:").expect("a URL") == Url::local() && !Url::parse("redis://a").expect("one").is_local()
+        );
+        for bad in ["local://host/x", "local:///x", "local:x", "local:/x?db=1"] {
+            assert!(Url::parse(bad).unwrap_err().contains("local:/"), "{bad}");
+        }
+    }
+
+    #[test]
     fn urls_are_told_apart() {
         for (good, name) in [
             ("redis://db1", "redis://db1:6379"),
@@ -340,13 +408,13 @@ mod tests {
             assert_eq!(url.has_password(), good.contains("hunter2"));
             assert!(!format!("{url:?}").contains("hunter2"));
         }
-        for later in
-            ["local:", "local:/x", "rediss://db1", "redis+sentinel://a,b/x", "etcd://a", "zk://a", "consul://a"]
-        {
+        for later in ["rediss://db1", "redis+sentinel://a,b/x", "etcd://a", "zk://a", "consul://a"] {
             let told = Url::parse(later).unwrap_err();
             assert!(told.contains("not there yet") && told.contains(later.split(':').next().unwrap()), "{told}");
         }
-        for bad in ["", "db1:6379", "redis:", "redis:/db1", "http://db1", "hunter2", "hunter2:x@db1", "hunter2://"] {
+        for bad in
+            ["", "db1:6379", "local", "redis:", "redis:/db1", "http://db1", "hunter2", "hunter2:x@db1", "hunter2://"]
+        {
             let told = Url::parse(bad).unwrap_err();
             assert!(told.contains("redis://host") && !told.contains("hunter2"), "{told}");
         }

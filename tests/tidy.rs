@@ -19,6 +19,7 @@ const LAYERS: &[&str] = &[
     "keeper",
     "child",
     "signal",
+    "store/local",
     "store/redis",
     "lease",
     "store",

@@ -113,6 +113,9 @@ pub fn force_release(settings: &Settings, force: &ForceReleaseSettings) -> anyho
             }
         }
     };
+    if outcome == Outcome::NotHeld {
+        desk.say_where();
+    }
     if settings.output.json {
         report::print(&json(&ReleaseView {
             v: 1,

@@ -19,5 +19,9 @@ pub fn inspect(settings: &Settings, keys: &[Key]) -> anyhow::Result<Exit> {
         views.iter().map(KeyView::block).collect::<Vec<_>>().join("\n")
     };
     report::print(&text)?;
-    Ok(Exit::Code(if views.iter().any(|view| view.free) { exit::NO } else { exit::OK }))
+    let one_is_free = views.iter().any(|view| view.free);
+    if one_is_free {
+        desk.say_where();
+    }
+    Ok(Exit::Code(if one_is_free { exit::NO } else { exit::OK }))
 }

@@ -29,5 +29,8 @@ pub fn list(settings: &Settings, pattern: Option<&str>) -> anyhow::Result<Exit> 
         aligned(&std::iter::once(head).chain(views.iter().map(KeyView::row)).collect::<Vec<_>>())
     };
     report::print(&text)?;
+    if views.is_empty() {
+        desk.say_where();
+    }
     Ok(Exit::Code(exit::OK))
 }

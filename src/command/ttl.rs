@@ -36,7 +36,11 @@ pub fn ttl(settings: &Settings, keys: &[Key], ms: bool) -> anyhow::Result<Exit> 
         aligned(&views.iter().map(|view| vec![shown(&view.key, 120), left(view, ms)]).collect::<Vec<_>>())
     };
     report::print(&text)?;
-    Ok(Exit::Code(if views.iter().any(|view| view.free) { exit::NO } else { exit::OK }))
+    let one_is_free = views.iter().any(|view| view.free);
+    if one_is_free {
+        desk.say_where();
+    }
+    Ok(Exit::Code(if one_is_free { exit::NO } else { exit::OK }))
 }
 
 fn left(view: &KeyView, as_ms: bool) -> String {

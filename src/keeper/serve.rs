@@ -186,7 +186,8 @@ impl Serve {
 
     /// Closes what only the command needs: a pipe must end when the command ends, not when we do.
     fn let_go(&self, told: &OwnedFd) {
-        sys::close_all_but(&[self.socket.as_raw_fd(), self.signals.as_fd().as_raw_fd(), told.as_raw_fd()]);
+        let own = [self.socket.as_raw_fd(), self.signals.as_fd().as_raw_fd(), told.as_raw_fd()];
+        sys::close_all_but(&[&own, &self.spec.keep[..]].concat());
         let null = OpenOptions::new().read(true).write(true).open("/dev/null");
         // Any descriptor that nobody else waits for will do.
         let quiet = null.as_ref().map_or(self.signals.as_fd(), AsFd::as_fd);

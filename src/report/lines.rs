@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{Voice, Who};
 use crate::claim::{ClaimId, Entry};
 use crate::error::Error;
+use crate::settings::DEFAULT_PATH;
 use crate::store::Trouble;
 use crate::text::{quoted, short, short_ms, shown};
 
@@ -36,11 +37,25 @@ pub fn store_error(trouble: &Trouble, within: Duration) -> Error {
         Trouble::Unknown(text) => Error::Unavailable(format!(
             "{text}; no answer within {within}, see whether it runs and can be reached from here"
         )),
+        Trouble::Later(text) if is_local(text) => Error::Unavailable(format!("{text}; not done within {within}")),
         Trouble::Later(text) => Error::Unavailable(format!("{text}; not done within {within}, see to the server")),
         Trouble::Refused(text) => Error::Refused(text.clone()),
         Trouble::Config(text) => Error::Config(text.clone()),
         Trouble::Interrupted => Error::Software("a request was interrupted".into()),
     }
+}
+
+/// That the lock is this host's alone, since nothing names a store; `name` is the local store's.
+pub fn unconfigured(name: &str) -> String {
+    format!(
+        "no store is configured: locking on this host alone, in {name}; name a server, or silence this with \
+         RLOCK_URL=local: or url = \"local:\" in {DEFAULT_PATH}"
+    )
+}
+
+/// Whether words of a store's are about a directory of this host, where no server is to be looked at.
+pub(super) fn is_local(words: &str) -> bool {
+    words.starts_with("local:")
 }
 
 /// `held by …`, in the words of every line.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::inspect_hint;
-use super::lines::{by, key};
+use super::lines::{by, is_local, key};
 use crate::child::{Left, Why};
 use crate::claim::Entry;
 use crate::lease::{Loss, OnLost};
@@ -71,11 +71,13 @@ pub fn removed(name: &str) -> String {
 
 /// That a store gave no answer of use for so long; `last` is the last trouble with it, which names it.
 pub fn silent(after: Duration, last: &Trouble) -> String {
+    let text = last.to_string();
     let then = match last {
-        Trouble::Later(_) => "see to the server",
-        _ => "see whether the server is up and can be reached",
+        _ if is_local(&text) => "",
+        Trouble::Later(_) => ": see to the server",
+        _ => ": see whether the server is up and can be reached",
     };
-    format!("{last}; tried for {}, not run: {then}", short(after))
+    format!("{text}; tried for {}, not run{then}", short(after))
 }
 
 /// That a renewal failed.

@@ -180,7 +180,8 @@ impl Asking {
 
     /// Waits for the wake-up, a refresh at most; the head of the queue also looks when the holder's lease runs out.
     fn rest(&mut self, worker: &mut Worker, position: usize, now: Boot) -> Step {
-        let refresh = self.lapse.filter(|_| position == 1).unwrap_or(timing::REFRESH).min(timing::REFRESH);
+        let refresh = worker.work.store.refresh(position);
+        let refresh = self.lapse.filter(|_| position == 1).unwrap_or(refresh).min(refresh);
         // The store counts a lease in whole milliseconds: one more, else the look comes just too early.
         let mut until = now + refresh + Duration::from_millis(1);
         if let Some(end) = self.until(worker) {

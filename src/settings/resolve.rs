@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::ValueEnum as _;
 
 use super::duration::{self, YEAR};
-use super::file::{DEFAULT_PATH, File};
+use super::file::File;
 use super::given::{Given, Origin};
 use super::{Command, ForceReleaseSettings, Output, ReportTarget, RunSettings, Settings, StoreSettings, Task, Wait};
 use crate::claim::ClaimId;
@@ -54,27 +54,23 @@ fn store(cli: &Cli, given: Given<'_>) -> Result<StoreSettings, Error> {
         Some(path) => Some(path.clone()),
         None => given.file.get("password-file").map(|(text, _)| PathBuf::from(text)),
     };
+    let url = url(cli, given)?;
     Ok(StoreSettings {
-        url: url(cli, given)?,
+        unconfigured: url.is_none(),
+        url: url.unwrap_or_else(Url::local),
         password_file,
         timeout: timeout.map_or(DEFAULT_STORE_TIMEOUT, |(timeout, _)| timeout),
     })
 }
 
-fn url(cli: &Cli, given: Given<'_>) -> Result<Url, Error> {
-    let (text, from) = match &cli.global.url {
-        Some(text) if cli.global.url_from_environment => {
+fn url(cli: &Cli, given: Given<'_>) -> Result<Option<Url>, Error> {
+    let (text, from) = match (&cli.global.url, given.file.get("url")) {
+        (Some(text), _) if cli.global.url_from_environment => {
             (utf8_or(text, Error::Config, "RLOCK_URL")?, Origin::Environment("RLOCK_URL"))
         }
-        Some(text) => (utf8(text, "--url")?, Origin::Option("--url".into())),
-        None => {
-            let (text, place) = given.file.get("url").ok_or_else(|| {
-                Error::Config(format!(
-                    "no store is configured; set RLOCK_URL=redis://HOST, or put url = \"redis://HOST\" in {DEFAULT_PATH}"
-                ))
-            })?;
-            (text.to_owned(), Origin::File(place))
-        }
+        (Some(text), _) => (utf8(text, "--url")?, Origin::Option("--url".into())),
+        (None, Some((text, place))) => (text.to_owned(), Origin::File(place)),
+        (None, None) => return Ok(None),
     };
     let url = Url::parse(&text).map_err(|why| from.wrong(&format!(": the URL {why}")))?;
     if url.has_password() && matches!(from, Origin::Option(_)) {
@@ -84,7 +80,7 @@ fn url(cli: &Cli, given: Given<'_>) -> Result<Url, Error> {
                 .into(),
         ));
     }
-    Ok(url)
+    Ok(Some(url))
 }
 
 fn run_settings(run: &cli::Run, given: Given<'_>) -> Result<RunSettings, Error> {

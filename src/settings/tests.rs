@@ -151,18 +151,20 @@ fn keys_are_checked_in_every_subcommand() {
 }
 
 #[test]
-fn a_store_must_be_named_and_a_password_is_no_argument() {
+fn the_local_store_is_the_default_and_a_password_is_no_argument() {
     let url = |url: Option<&str>, from_environment: bool, file: &str| {
         let mut cli = cli::parse(["rlock", "list"]).unwrap();
         cli.global.url = url.map(OsString::from);
         cli.global.url_from_environment = from_environment;
         let file = File::parse(Path::new(PATH), file).unwrap();
         resolve(&cli, &file)
-            .map(|(settings, _)| settings.store.url.name())
+            .map(|(settings, _)| (settings.store.url.name(), settings.store.unconfigured))
             .map_err(|error| (error.code(), error.to_string()))
     };
-    let (code, line) = url(None, false, "").unwrap_err();
-    assert!(code == CONFIG && line.contains("RLOCK_URL=") && line.contains(DEFAULT_PATH), "{line}");
+    assert_eq!(url(None, false, "").unwrap(), (Url::local().name(), true));
+    assert_eq!(url(None, false, "url = 'local:'").unwrap(), (Url::local().name(), false));
+    let url =
+        |typed: Option<&str>, from_environment, file: &str| url(typed, from_environment, file).map(|(name, _)| name);
     assert!(url(Some("redis://typed"), false, "url = 'redis://file'").unwrap().contains("typed"));
     assert!(url(None, false, "url = 'redis://file'").unwrap().contains("file"));
 

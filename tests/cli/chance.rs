@@ -9,7 +9,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rlock::clock::Boot;
 
-use crate::rlock::{Running, Stage, children, is_alive, until, within};
+use super::Stage;
+use crate::rlock::{Running, children, is_alive, until, within};
 
 /// As many as take a few seconds.
 const FEW: usize = 24;

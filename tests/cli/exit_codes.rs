@@ -3,7 +3,7 @@ use std::fs;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::rlock::{Stage, rlock};
+use super::Stage;
 
 #[test]
 fn every_code_of_the_command_comes_through() {
@@ -15,7 +15,7 @@ fn every_code_of_the_command_comes_through() {
     for (code, command) in (0..).zip(running) {
         command.done().is(code, "");
     }
-    assert_eq!(stage.redis::<Vec<String>>(&["KEYS", "code:???"]), Vec::<String>::new());
+    assert_eq!(stage.keys(), Vec::<String>::new());
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn a_command_that_cannot_run_is_126_or_127_and_the_store_is_not_asked() {
     fs::write(stage.path("plain"), "text").unwrap();
     stage.run("job", &["--", "./plain"]).done().says(126, &["./plain"]);
     stage.run("job", &["--", "/tmp"]).done().says(126, &["/tmp"]);
-    assert_eq!(stage.redis::<Vec<String>>(&["KEYS", "*"]), Vec::<String>::new());
+    assert_eq!(stage.keys(), Vec::<String>::new());
 }
 
 #[test]
@@ -69,26 +69,6 @@ fn busy_is_75_with_the_holder_named() {
     stage.run("job:backup", &["-n", "-E", "0", "--", "touch", "ran"]).done().says(0, &["is held by"]);
     stage.run("job:backup", &["-n", "-E", "9", "-q", "--", "touch", "ran"]).done().is(9, "");
     stage.run("job:backup", &["--skip", "--", "touch", "ran"]).done().is(0, "");
-    assert!(!stage.path("ran").exists());
-}
-
-#[test]
-fn a_dead_store_is_69_within_the_store_timeout_and_never_75() {
-    let stage = Stage::new();
-    let dead = |args: &[&str]| rlock(["run", "-k", "job", "--store-timeout", "500ms"].iter().chain(args));
-    for wait in [&["-n"][..], &["-w", "200ms"], &[]] {
-        let args = [wait, &["--", "true"]].concat();
-        dead(&args).env("RLOCK_URL", "redis://127.0.0.1:1").done().says(69, &["redis://127.0.0.1:1", "refused"]);
-    }
-    stage.server.freeze();
-    let args = ["run", "-k", "job", "--store-timeout", "1s"];
-    for wait in [&["-n"][..], &["-w", "300ms"], &[]] {
-        stage
-            .rlock(args.iter().chain(wait).chain(&["--", "touch", "ran"]))
-            .done()
-            .says(69, &["did not answer in time"]);
-    }
-    stage.server.thaw();
     assert!(!stage.path("ran").exists());
 }
 
@@ -130,7 +110,7 @@ fn the_report_may_go_to_a_descriptor_that_the_command_does_not_see() {
     );
     let mut shell = stage.run("job", &[]);
     let mut command = std::process::Command::new("sh");
-    command.args(["-c", &line]).current_dir(stage.dir.path()).env("RLOCK_URL", stage.server.url());
+    command.args(["-c", &line]).current_dir(stage.dir.path()).env("RLOCK_URL", stage.url());
     command.env("RLOCK_CONFIG", "/dev/null").stdin(std::process::Stdio::null());
     shell.0 = command;
     shell.done().is(0, "");

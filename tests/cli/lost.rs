@@ -4,7 +4,8 @@ use nix::sys::signal::Signal;
 use rlock::clock::Boot;
 use serde_json::Value;
 
-use crate::rlock::{Stage, is_alive, until, within};
+use super::Stage;
+use crate::rlock::{is_alive, until, within};
 
 const BEATS: &str = "echo $$ > pid; while :; do sleep 0.1; done";
 /// Notes TERM and ends by itself.
@@ -60,15 +61,15 @@ fn frozen(args: &[&str], line: &str) -> Stage {
     let run = stage.run("job", &args).start();
     let pid = stage.written("pid");
     // Its end by the server's clock, in milliseconds since 1970: the latest that a renewal has set.
-    let value = stage.held("job");
-    stage.server.freeze();
+    let value = stage.value("job");
+    stage.server().freeze();
     let until_ms = serde_json::from_str::<Value>(&value).unwrap()["until_ms"].as_u64().unwrap();
     until("it is dead", || (!is_alive(&pid)).then_some(()));
     let now = rlock::clock::wall_ms();
     // A renewal may have come between the look and the freeze: then the end is later, and this only too strict by it.
     assert!(now < until_ms + 1_000, "dead {} ms after the lease's end", now.saturating_sub(until_ms));
     run.done().code(79);
-    stage.server.thaw();
+    stage.server().thaw();
     let after: u64 = stage
         .redis::<Option<String>>(&["GET", "job"])
         .map_or(u64::MAX, |value| serde_json::from_str::<Value>(&value).unwrap()["until_ms"].as_u64().unwrap());
@@ -94,15 +95,15 @@ fn a_command_that_ignores_the_signal_is_killed_although_renewing_works_again() {
     let args = ["--ttl", "3s", "--kill-after", "1s", "--", "sh", "-c", IGNORES];
     let run = stage.run("job", &args).start();
     let pid = stage.written("pid");
-    stage.server.freeze();
+    stage.server().freeze();
     stage.written("got");
     let signalled = Boot::now();
-    stage.server.thaw();
+    stage.server().thaw();
     until("it is dead", || (!is_alive(&pid)).then_some(()));
     let took = Boot::now().since(signalled);
     assert!(took < Duration::from_millis(1_500), "killed {took:?} after the signal");
     run.done().code(79);
-    assert!(!stage.redis::<bool>(&["EXISTS", "job"]));
+    assert!(!stage.is_held("job"));
 }
 
 #[test]
@@ -111,9 +112,9 @@ fn an_outage_below_the_tolerance_is_not_noticed() {
     let stage = Stage::new();
     let run = stage.run("job", &["--ttl", "12s", "--", "sh", "-c", "echo $$ > pid; exec sleep 11"]).start();
     stage.written("pid");
-    stage.server.freeze();
+    stage.server().freeze();
     std::thread::sleep(Duration::from_millis(4_500));
-    stage.server.thaw();
+    stage.server().thaw();
     run.done().is(0, "");
 }
 
@@ -122,7 +123,7 @@ fn a_server_that_died_ends_the_command_in_time() {
     let mut stage = Stage::new();
     let run = stage.run("job", &["--ttl", "2s", "--", "sh", "-c", BEATS]).start();
     let pid = stage.written("pid");
-    stage.server.stop();
+    stage.server_mut().stop();
     let stopped = Boot::now();
     until("it is dead", || (!is_alive(&pid)).then_some(()));
     assert!(Boot::now().since(stopped) < Duration::from_secs(2), "the lease was over");
@@ -140,71 +141,31 @@ fn a_stuck_stderr_changes_nothing_of_this() {
     let mut command = stage.run("job", &["-v", "--ttl", "2s", "--", "sh", "-c", BEATS]);
     let mut child = command.0.stdout(std::process::Stdio::null()).stderr(writer).spawn().unwrap();
     let pid = stage.written("pid");
-    stage.server.freeze();
+    stage.server().freeze();
     let frozen = Boot::now();
     until("it is dead", || (!is_alive(&pid)).then_some(()));
     assert!(Boot::now().since(frozen) < Duration::from_secs(2), "the lease was over");
     let status = within(Duration::from_secs(10), || child.try_wait().unwrap());
     assert_eq!(status.and_then(|status| status.code()), Some(79));
-    stage.server.thaw();
+    stage.server().thaw();
     drop(reader);
 }
 
 #[test]
 fn a_frozen_acquire_leaves_no_ghost() {
     let stage = Stage::new();
-    stage.server.freeze();
+    stage.server().freeze();
     stage.run("job", &["-n", "--store-timeout", "700ms", "--", "touch", "ran"]).done().code(69);
     let waiter = stage.run("job", &["--", "touch", "ran"]).start();
     let asked = Boot::now() + Duration::from_millis(900);
     until("it has asked", || (Boot::now() >= asked).then_some(()));
     waiter.signal(Signal::SIGTERM);
     waiter.done().died(Signal::SIGTERM);
-    stage.server.thaw();
+    stage.server().thaw();
     // Whatever was sent is processed before this answer.
     stage.run("job", &["-n", "--", "true"]).done().is(0, "");
     assert!(!stage.path("ran").exists());
-    assert!(!stage.redis::<bool>(&["EXISTS", "job"]));
-}
-
-#[test]
-fn force_release_stops_the_holder_and_then_the_key_passes() {
-    let stage = Stage::new();
-    let holder = stage.run("job", &["--ttl", "20s", "--", "sh", "-c", OBEYS]).start();
-    let pid = stage.written("pid");
-    let next = stage
-        .run(
-            "job",
-            &[
-                "--",
-                "sh",
-                "-c",
-                &format!("grep -qs '^State:.[^ZX]' /proc/{pid}/status && echo overlap; echo next > next"),
-            ],
-        )
-        .start();
-    stage.waiting("job", 1);
-    let asked = Boot::now();
-    let done = stage.rlock(["force-release", "job", "--yes"]).done().code(0);
-    assert!(format!("{}{}", done.stdout, done.stderr).contains("was held by"), "{done:?}");
-    stage.written("next");
-    assert!(Boot::now().since(asked) < Duration::from_secs(5), "the holder heard of it only at a renewal");
-    assert_eq!(stage.written("got"), "TERM");
-    holder.done().tells(79, &["`job`", "force-release"]);
-    next.done().is(0, "");
-    stage.rlock(["force-release", "free", "--yes"]).done().code(0);
-}
-
-#[test]
-fn force_release_without_yes_and_without_a_terminal_asks_nobody() {
-    let stage = Stage::new();
-    let holder = stage.run("job", &["--", "sleep", "100"]).start();
-    stage.held("job");
-    let done = stage.rlock(["force-release", "job"]).done().code(64);
-    assert!(done.stderr.contains("--yes"), "{done:?}");
-    stage.rlock(["force-release", "job", "--yes", "--claim", &"0".repeat(32)]).done().code(1);
-    assert!(stage.redis::<bool>(&["EXISTS", "job"]));
-    drop(holder);
+    assert!(!stage.is_held("job"));
 }
 
 #[test]
@@ -221,5 +182,5 @@ fn force_release_now_passes_the_key_at_once_and_removes_foreign_ones() {
     stage.rlock(["force-release", "job", "--yes"]).done().code(1);
     assert_eq!(stage.redis::<String>(&["GET", "job"]), "theirs");
     stage.rlock(["force-release", "job", "--yes", "--now"]).done().code(0);
-    assert!(!stage.redis::<bool>(&["EXISTS", "job"]));
+    assert!(!stage.is_held("job"));
 }

@@ -1,31 +1,63 @@
-//! The binary as users run it, on real servers. Every test has a server and a directory of its own, and waits for
-//! facts; none sleeps and hopes.
+//! The binary as users run it, on real stores. Every test has a store and a directory of its own, and waits for
+//! facts; none sleeps and hopes. What must be the same on every store is written once and runs on each.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it must be")]
+#![allow(clippy::print_stdout, reason = "what was measured, and what was left out")]
+#![allow(clippy::duplicate_mod, reason = "the same tests run on each store")]
 
 mod rlock;
 #[path = "../store/servers.rs"]
 mod servers;
 
-/// SIGKILL, SIGSTOP and signals to anybody at random instants.
-mod chance;
-/// Codes and signals of the command, rlock's own codes, and `--report`.
-mod exit_codes;
-/// SIGKILL and SIGSTOP of rlock, its keeper, its tree and of waiters.
-mod kills;
-/// Renewal, release, and what a key looks like meanwhile.
-mod lease;
-/// What `inspect`, `list` and `ttl` show.
-mod looking;
-/// The lease is lost: replaced, condemned, frozen, cut off.
-mod lost;
-/// Order, wake-ups, and what a wait says.
-mod queue;
-/// What `run` refuses before it asks, and how it says so.
-mod refused;
-/// Signals to rlock, to the command and to both; what is left after a stop signal.
-mod signals;
-/// Descriptors, environment, dispositions, secrets.
-mod surroundings;
-/// Job control, the keyboard's signals, pagers and live lines on a real terminal.
-mod terminal;
+/// On a Redis server.
+#[path = "."]
+mod redis {
+    pub(crate) type Stage = crate::rlock::Stage<crate::rlock::Redis>;
+
+    /// SIGKILL, SIGSTOP and signals to anybody at random instants.
+    mod chance;
+    /// Codes and signals of the command, rlock's own codes, and `--report`.
+    mod exit_codes;
+    /// Closed streams, limits, containers, nesting.
+    mod hosts;
+    /// SIGKILL and SIGSTOP of rlock, its keeper, its tree and of waiters.
+    mod kills;
+    /// Renewal and release.
+    mod lease;
+    /// What `inspect`, `list` and `ttl` show.
+    mod looking;
+    /// The lease is lost: replaced, condemned, frozen, cut off.
+    mod lost;
+    /// `force-release` of a holder that lives.
+    mod passing;
+    /// Order, and what a wait says.
+    mod queue;
+    /// What `run` refuses before it asks, and how it says so.
+    mod refused;
+    /// What only a server can do: other programs' keys, rights, logins, silence.
+    mod server;
+    /// Signals to rlock, to the command and to both; what is left after a stop signal.
+    mod signals;
+    /// Descriptors, environment, dispositions, secrets.
+    mod surroundings;
+    /// Job control, the keyboard's signals, pagers and live lines on a real terminal.
+    mod terminal;
+}
+
+/// On a directory of this host.
+#[path = "."]
+mod local {
+    pub(crate) type Stage = crate::rlock::Stage<crate::rlock::Directory>;
+
+    /// What only the local store can do: its directory, and how it hears of deaths.
+    mod directory;
+    mod exit_codes;
+    mod kills;
+    mod lease;
+    mod looking;
+    mod passing;
+    mod queue;
+    mod refused;
+    mod signals;
+    mod surroundings;
+}

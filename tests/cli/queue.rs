@@ -1,6 +1,4 @@
-use std::time::Duration;
-
-use crate::rlock::Stage;
+use super::Stage;
 
 #[test]
 fn a_hundred_waiters_run_in_order_and_no_two_at_once() {
@@ -29,28 +27,6 @@ fn a_hundred_waiters_run_in_order_and_no_two_at_once() {
         .unzip();
     assert_eq!(places, (1..=100).map(|at| at.to_string()).collect::<Vec<_>>());
     assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
-}
-
-#[test]
-fn a_lost_wake_up_costs_at_most_a_refresh() {
-    let stage = Stage::new();
-    nix::unistd::mkfifo(&stage.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-    // Its holder may not push: the wake-up is refused, which must not refuse the release.
-    stage.redis::<()>(&["ACL", "SETUSER", "mute", "on", ">pw", "~*", "+@all", "-rpush"]);
-    std::fs::write(stage.path("pw"), "pw").unwrap();
-    let url = format!("redis://mute@127.0.0.1:{}", stage.server.port());
-    let args = ["--url", &url, "--password-file", "pw", "run", "-k", "job", "--", "sh", "-c", "read x < go"];
-    let holder = stage.rlock(args).start();
-    stage.held("job");
-    let waiter = stage.run("job", &["--", "sh", "-c", "echo in > in"]).start();
-    stage.waiting("job", 1);
-    let freed = rlock::clock::Boot::now();
-    std::fs::write(stage.path("go"), "x\n").unwrap();
-    stage.written("in");
-    let took = rlock::clock::Boot::now().since(freed);
-    assert!(took < Duration::from_secs(3), "it took {took:?}: a window and its place");
-    holder.done().code(0);
-    waiter.done().code(0);
 }
 
 #[test]

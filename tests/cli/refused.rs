@@ -1,4 +1,5 @@
-use crate::rlock::{Stage, rlock};
+use super::Stage;
+use crate::rlock::rlock;
 
 #[test]
 fn times_out_of_range_are_refused_with_the_range() {
@@ -45,8 +46,7 @@ fn usage_errors_are_one_line_that_ends_in_what_to_try() {
 }
 
 #[test]
-fn without_a_store_it_says_how_to_name_one() {
-    rlock(["run", "-k", "job", "--", "true"]).done().says(78, &["RLOCK_URL"]);
+fn a_wrong_url_is_told_where_it_came_from() {
     rlock(["run", "--url", "http://x", "-k", "job", "--", "true"]).done().says(64, &["--url"]);
     rlock(["run", "-k", "job", "--", "true"]).env("RLOCK_URL", "http://x").done().says(78, &["RLOCK_URL"]);
     let secret = rlock(["run", "--url", "redis://:geheim@127.0.0.1:1", "-k", "job", "--", "true"]).done().code(64);

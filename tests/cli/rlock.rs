@@ -1,4 +1,4 @@
-//! The harness: the binary as users run it, on a real server, with facts awaited instead of time slept.
+//! The harness: the binary as users run it, on a real store, with facts awaited instead of time slept.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -11,29 +11,89 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use rlock::claim::Entry;
 use rlock::clock::Boot;
+use rlock::store::{self, Cancel, Key, Look, Store, Url};
 
 use crate::servers::Server;
 
 /// Nothing that is awaited may take longer; only a hang does.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One server, one directory for what commands write, and rlocks on both.
-pub(crate) struct Stage {
-    pub(crate) server: Server,
-    pub(crate) dir: tempfile::TempDir,
+/// Where locks are kept in a test.
+pub(crate) trait Place {
+    /// Whether a key is free as soon as rlock and its keeper are dead; else when the lease has run out.
+    const HEARS_OF_DEATH: bool;
+
+    fn start() -> Self;
+    fn url(&self) -> String;
+}
+
+/// A Redis server, and a connection to it.
+pub(crate) struct Redis {
+    server: Server,
     connection: RefCell<redis::Connection>,
 }
 
-impl Stage {
-    pub(crate) fn new() -> Self {
-        Self::on(Server::start())
+impl Place for Redis {
+    const HEARS_OF_DEATH: bool = false;
+
+    fn start() -> Self {
+        let server = Server::start();
+        let connection = RefCell::new(server.connect());
+        Self { server, connection }
     }
 
-    /// The same on a server that was started otherwise.
-    pub(crate) fn on(server: Server) -> Self {
-        let connection = RefCell::new(server.connect());
-        Self { server, dir: tempfile::tempdir().unwrap(), connection }
+    fn url(&self) -> String {
+        self.server.url()
+    }
+}
+
+/// A directory.
+pub(crate) struct Directory(tempfile::TempDir);
+
+impl Directory {
+    pub(crate) fn path(&self) -> PathBuf {
+        self.0.path().join("locks")
+    }
+}
+
+impl Place for Directory {
+    const HEARS_OF_DEATH: bool = true;
+
+    fn start() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn url(&self) -> String {
+        format!("local:{}", self.path().display())
+    }
+}
+
+/// One store, one directory for what commands write, and rlocks on both.
+pub(crate) struct Stage<P> {
+    pub(crate) place: P,
+    pub(crate) dir: tempfile::TempDir,
+    store: RefCell<Box<dyn Store>>,
+}
+
+impl<P: Place> Stage<P> {
+    pub(crate) fn new() -> Self {
+        Self::at(P::start())
+    }
+
+    fn at(place: P) -> Self {
+        let url = Url::parse(&place.url()).unwrap();
+        let store = RefCell::new(store::open(&url, None, &Cancel::new().unwrap()));
+        Self { place, dir: tempfile::tempdir().unwrap(), store }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        self.place.url()
+    }
+
+    pub(crate) fn hears_of_death() -> bool {
+        P::HEARS_OF_DEATH
     }
 
     /// A file in the stage's directory.
@@ -41,30 +101,19 @@ impl Stage {
         self.dir.path().join(name)
     }
 
-    /// `rlock` with these arguments, the server's URL in its environment and the directory as its own.
+    /// `rlock` with these arguments, the store's URL in its environment and the directory as its own.
     pub(crate) fn rlock<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
-        let mut command = rlock(args);
-        command.0.env("RLOCK_URL", self.server.url()).current_dir(self.dir.path());
-        command
+        self.starter().rlock(args)
     }
 
     /// `rlock run -k KEY` with these arguments.
     pub(crate) fn run(&self, key: &str, args: &[&str]) -> Cmd {
-        self.rlock(["run", "-k", key].iter().chain(args))
+        self.starter().run(key, args)
     }
 
-    /// Kills the server and starts it again with what it has kept.
-    #[allow(dead_code, reason = "shared with tests that need it")]
-    pub(crate) fn restart(&mut self) {
-        self.server.restart();
-        self.connection = RefCell::new(self.server.connect());
-    }
-
-    /// Runs one command on the server; a reply that is an error fails the test.
-    pub(crate) fn redis<T: redis::FromRedisValue>(&self, words: &[&str]) -> T {
-        let mut command = redis::cmd(words[0]);
-        command.arg(&words[1..]);
-        command.query(&mut *self.connection.borrow_mut()).unwrap()
+    /// What other threads need to start rlocks here.
+    pub(crate) fn starter(&self) -> Starter {
+        Starter { url: self.url(), dir: self.dir.path().to_owned() }
     }
 
     /// Waits until a command has written `name`, and returns what it wrote, without the last newline.
@@ -81,16 +130,93 @@ impl Stage {
         fs::read_to_string(self.path(name)).unwrap_or_default().lines().map(str::to_owned).collect()
     }
 
-    /// Waits until `key` is held by a claim, and returns the server's value.
-    pub(crate) fn held(&self, key: &str) -> String {
-        until(&format!("{key} is held"), || self.redis::<Option<String>>(&["GET", key]))
+    /// What the store knows of `key`.
+    pub(crate) fn look(&self, key: &str) -> Look {
+        self.store.borrow_mut().look(&Key::parse(key).unwrap(), Boot::now() + PATIENCE).unwrap()
+    }
+
+    /// The keys that somebody holds or waits for.
+    pub(crate) fn keys(&self) -> Vec<String> {
+        let mut keys = Vec::new();
+        let listed = self.store.borrow_mut().list(None, PATIENCE, &mut |listed| {
+            keys.push(listed.key.to_string());
+            true
+        });
+        listed.unwrap();
+        keys
+    }
+
+    pub(crate) fn is_held(&self, key: &str) -> bool {
+        !self.look(key).is_free()
+    }
+
+    /// Waits until `key` is held by a claim, and returns it.
+    pub(crate) fn held(&self, key: &str) -> Entry {
+        until(&format!("{key} is held"), || self.look(key).holders.into_iter().next())
+    }
+
+    /// What is left of the lease of `key`.
+    pub(crate) fn left(&self, key: &str) -> Duration {
+        let (held, now_ms) = (self.held(key), self.look(key).now_ms);
+        Duration::from_millis(held.until_ms.saturating_sub(now_ms))
     }
 
     /// Waits until so many wait for `key`.
     pub(crate) fn waiting(&self, key: &str, count: usize) {
-        until(&format!("{count} wait for {key}"), || {
-            (self.redis::<usize>(&["ZCARD", &format!("{key}:rlock1:queue:{{{key}}}")]) == count).then_some(())
-        });
+        until(&format!("{count} wait for {key}"), || (self.look(key).queue.len() == count).then_some(()));
+    }
+}
+
+#[allow(dead_code, reason = "shared with tests that need a part of it")]
+impl Stage<Redis> {
+    /// The same on a server that was started otherwise.
+    pub(crate) fn on(server: Server) -> Self {
+        let connection = RefCell::new(server.connect());
+        Self::at(Redis { server, connection })
+    }
+
+    /// Kills the server and starts it again with what it has kept.
+    pub(crate) fn restart(&mut self) {
+        self.place.server.restart();
+        self.place.connection = RefCell::new(self.place.server.connect());
+    }
+
+    pub(crate) fn server(&self) -> &Server {
+        &self.place.server
+    }
+
+    pub(crate) fn server_mut(&mut self) -> &mut Server {
+        &mut self.place.server
+    }
+
+    /// Runs one command on the server; a reply that is an error fails the test.
+    pub(crate) fn redis<T: redis::FromRedisValue>(&self, words: &[&str]) -> T {
+        let mut command = redis::cmd(words[0]);
+        command.arg(&words[1..]);
+        command.query(&mut *self.place.connection.borrow_mut()).unwrap()
+    }
+
+    /// Waits until `key` has a value, and returns it.
+    pub(crate) fn value(&self, key: &str) -> String {
+        until(&format!("{key} is held"), || self.redis::<Option<String>>(&["GET", key]))
+    }
+}
+
+/// A store's URL and a directory.
+pub(crate) struct Starter {
+    url: String,
+    dir: PathBuf,
+}
+
+impl Starter {
+    fn rlock<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Cmd {
+        let mut command = rlock(args);
+        command.0.env("RLOCK_URL", &self.url).current_dir(&self.dir);
+        command
+    }
+
+    pub(crate) fn run(&self, key: &str, args: &[&str]) -> Cmd {
+        self.rlock(["run", "-k", key].iter().chain(args))
     }
 }
 
@@ -153,6 +279,13 @@ impl Running {
     /// Whether it has ended.
     pub(crate) fn is_over(&mut self) -> bool {
         self.child.as_mut().unwrap().try_wait().unwrap().is_some()
+    }
+
+    /// Waits for its end, whatever that is.
+    #[track_caller]
+    pub(crate) fn ended(mut self) {
+        let mut child = self.child.take().unwrap();
+        assert!(within(PATIENCE, || child.try_wait().unwrap()).is_some(), "it did not end");
     }
 
     /// Waits for its end. Its output must be short enough for a pipe.

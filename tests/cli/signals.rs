@@ -3,7 +3,8 @@ use std::os::unix::process::CommandExt;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::rlock::{Stage, is_alive, send, until};
+use super::Stage;
+use crate::rlock::{is_alive, send, until};
 
 const TRAPS: &str = "for s in TERM INT HUP QUIT USR1 USR2 WINCH; do trap \"echo $s >> got\" $s; done; echo $$ > pid; \
                      while ! [ -e stop ]; do read -t 1 x < fifo 2>/dev/null || :; sleep 0.01; done";
@@ -60,7 +61,7 @@ fn after_term_the_whole_tree_is_gone_before_the_key_is_free() {
         run.signal(Signal::SIGTERM);
         until(&format!("{name}: the key is free"), || {
             let alive = pids.iter().any(|pid| is_alive(pid));
-            let free = !stage.redis::<bool>(&["EXISTS", "job"]);
+            let free = !stage.is_held("job");
             assert!(!(free && alive && pids.iter().any(|pid| is_alive(pid))), "{name}: free while it runs");
             free.then_some(())
         });
@@ -142,7 +143,7 @@ fn a_term_to_the_whole_group_ends_those_outside_it_before_the_key_is_free() {
     let keeper = crate::rlock::children(&run.pid().to_string()).remove(0);
     until("the keeper has told of it", || (crate::rlock::state(&keeper) == Some('S')).then_some(()));
     run.signal(Signal::SIGCONT);
-    until("the key is free", || (!stage.redis::<bool>(&["EXISTS", "job"])).then_some(()));
+    until("the key is free", || (!stage.is_held("job")).then_some(()));
     assert!(!is_alive(&session), "it runs without the lock");
     run.done().died(Signal::SIGTERM);
 }

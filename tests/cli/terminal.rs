@@ -4,7 +4,8 @@ use std::process::{Command, Stdio};
 
 use nix::sys::signal::Signal;
 
-use crate::rlock::{PATIENCE, Stage, is_alive, rlock, send, state, until, within};
+use super::Stage;
+use crate::rlock::{PATIENCE, is_alive, rlock, send, state, until, within};
 
 /// A shell on a terminal of its own, in which `$R` is rlock on the stage's server.
 struct Terminal<'a> {
@@ -147,12 +148,12 @@ fn a_job_that_is_stopped_goes_on_within_its_lease() {
     assert!(line.contains("rlock: `job`: stopped; the lease ends in "), "{line}");
     assert_eq!((state(&pid), state(&rlock)), (Some('T'), Some('T')));
     let until_ms = |value: String| serde_json::from_str::<serde_json::Value>(&value).unwrap()["until_ms"].as_u64();
-    let before = until_ms(stage.held("job"));
+    let before = until_ms(stage.value("job"));
     terminal.line("fg");
     terminal.wrote("got", &["CONT"]);
     send(&rlock, Signal::SIGUSR1);
     terminal.wrote("got", &["CONT", "USR1"]);
-    until("it is renewed", || (until_ms(stage.held("job")) > before).then_some(()));
+    until("it is renewed", || (until_ms(stage.value("job")) > before).then_some(()));
     end(&stage, &terminal, 5);
 }
 
@@ -255,7 +256,7 @@ fn a_wait_shows_one_line_that_is_gone_when_the_command_runs() {
     let stage = Stage::new();
     let terminal = Terminal::open(&stage);
     let holder = stage.run("job", &["--", "sh", "-c", "while ! [ -e go ]; do sleep 0.01; done"]).start();
-    stage.held("job");
+    stage.value("job");
     terminal.line("$R run -k job -- echo it runs; echo rc=$?");
     let line = terminal.shows("rlock: waiting for `job`");
     assert!(line.contains("held by") && line.contains("lease") && line.contains("position 1"), "{line}");
@@ -272,7 +273,7 @@ fn a_wait_is_left_by_ctrl_c_and_outlasts_ctrl_z() {
     let stage = Stage::new();
     let terminal = Terminal::open(&stage);
     let holder = stage.run("job", &["--", "sh", "-c", "while ! [ -e go ]; do sleep 0.01; done"]).start();
-    stage.held("job");
+    stage.value("job");
     terminal.line("$R run -k job -- touch wrong");
     stage.waiting("job", 1);
     terminal.key("C-c");

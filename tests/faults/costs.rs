@@ -1,7 +1,7 @@
 use std::time::Duration;
 
+use crate::Stage;
 use crate::calls;
-use crate::rlock::Stage;
 
 /// Every request of rlock's is one of these.
 fn requests(stage: &Stage) -> u64 {
@@ -13,7 +13,7 @@ fn for_each(waiters: usize) -> f64 {
     let stage = Stage::new();
     nix::unistd::mkfifo(&stage.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     let holder = stage.run("job", &["--ttl", "60s", "--", "sh", "-c", "read x < go"]).start();
-    stage.held("job");
+    stage.value("job");
     let running: Vec<_> = (1..=waiters)
         .map(|at| {
             let line = "read up rest < /proc/uptime; echo $up >> started";

@@ -3,9 +3,10 @@ use std::time::Duration;
 use rlock::clock::Boot;
 use serde_json::Value;
 
+use crate::Stage;
 use crate::calls;
 use crate::proxy::{Proxy, Way};
-use crate::rlock::{Done, Running, Stage, is_alive, until};
+use crate::rlock::{Done, Running, is_alive, until};
 
 const OPEN: (Way, Way) = (Way::Open, Way::Open);
 
@@ -27,7 +28,7 @@ fn behind(stage: &Stage, proxy: &Proxy, args: &[&str]) -> Running {
 /// A holder that is cut off for good, and the next waiter, which is not.
 fn cut_off_for_good(to_server: Way, to_client: Way) -> Done {
     let stage = Stage::new();
-    let proxy = Proxy::before(stage.server.port());
+    let proxy = Proxy::before(stage.server().port());
     let holder = behind(&stage, &proxy, &["--ttl", "2s", "--report", "report", "--", "sh", "-c", TREE]);
     let pids = ["first", "child", "session"].map(|name| stage.written(name));
     let next = stage.run("job", &["-q", "--", "sh", "-c", NEXT]).start();
@@ -83,10 +84,10 @@ fn a_cut_below_the_tolerance_is_not_noticed() {
         for (to_server, to_client) in cuts {
             scope.spawn(move || {
                 let stage = Stage::new();
-                let proxy = Proxy::before(stage.server.port());
+                let proxy = Proxy::before(stage.server().port());
                 let held = Boot::now();
                 let holder = behind(&stage, &proxy, &["--ttl", TTL, "--report", "report", "--", "sleep", "8"]);
-                stage.held("job");
+                stage.value("job");
                 // The worst that a cut can begin with is the renewal, 3 s after the grant.
                 let begin = held + Duration::from_millis(2_800);
                 until("a renewal is near", || (Boot::now() >= begin).then_some(()));
@@ -106,10 +107,10 @@ fn a_cut_below_the_tolerance_is_not_noticed() {
 #[test]
 fn a_line_that_dies_during_a_wait_costs_a_refresh_and_no_place() {
     let stage = Stage::new();
-    let proxy = Proxy::before(stage.server.port());
+    let proxy = Proxy::before(stage.server().port());
     nix::unistd::mkfifo(&stage.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     let holder = stage.run("job", &["--", "sh", "-c", "read x < go"]).start();
-    stage.held("job");
+    stage.value("job");
     let first = behind(&stage, &proxy, &["--", "sh", "-c", "echo first >> order; echo in > in"]);
     stage.waiting("job", 1);
     let second = stage.run("job", &["--", "sh", "-c", "echo second >> order"]).start();
@@ -139,7 +140,7 @@ fn blocked(stage: &Stage) -> u64 {
 #[test]
 fn a_holder_whose_line_broke_hears_at_once_all_the_same() {
     let stage = Stage::new();
-    let proxy = Proxy::before(stage.server.port());
+    let proxy = Proxy::before(stage.server().port());
     let line = "trap 'echo TERM > got; exit 0' TERM; echo in > in; while :; do sleep 0.05; done";
     let holder = behind(&stage, &proxy, &["--ttl", "10m", "--", "sh", "-c", line]);
     stage.written("in");
@@ -156,7 +157,7 @@ fn a_holder_whose_line_broke_hears_at_once_all_the_same() {
 #[test]
 fn a_server_that_drips_is_69_within_the_store_timeout() {
     let stage = Stage::new();
-    let proxy = Proxy::before(stage.server.port());
+    let proxy = Proxy::before(stage.server().port());
     for way in [Way::Drip(Duration::from_millis(30)), Way::Held, Way::Lost] {
         proxy.set(Way::Open, way);
         for args in [&["run", "-k", "job", "-n", "--", "touch", "ran"][..], &["run", "-k", "job", "--", "touch", "ran"]]
@@ -185,7 +186,7 @@ fn a_ttl_too_short_for_the_line_is_told_of_once_and_a_single_slow_answer_is_not(
     let slow = Way::Slow(Duration::from_millis(40));
     for always in [true, false] {
         let stage = Stage::new();
-        let proxy = Proxy::before(stage.server.port());
+        let proxy = Proxy::before(stage.server().port());
         proxy.set(slow, slow);
         let run = behind(&stage, &proxy, &["--ttl", "4s", "--", "sh", "-c", "echo in > in; sleep 5"]);
         stage.written("in");

@@ -4,9 +4,10 @@ use nix::sys::signal::Signal;
 use rlock::clock::Boot;
 use serde_json::Value;
 
+use crate::Stage;
 use crate::calls;
 use crate::proxy::{Proxy, Way};
-use crate::rlock::{Stage, until};
+use crate::rlock::until;
 
 /// What holds the key, and who waits: all that a message could change.
 fn state(stage: &Stage) -> (Option<String>, Vec<String>) {
@@ -35,11 +36,11 @@ fn an_ask_that_arrives_after_its_run_gave_up_admits_and_removes_nobody() {
     for (wait, refuses) in [(&["-n"][..], false), (&["-w", "300ms"], true), (&[], false), (&[], true)] {
         for held in [false, true] {
             let stage = Stage::new();
-            let proxy = Proxy::before(stage.server.port());
+            let proxy = Proxy::before(stage.server().port());
             proxy.set(Way::Held, Way::Open);
             let holder = held.then(|| {
                 let holder = stage.run("job", &["--ttl", "20s", "--", "sleep", "100"]).start();
-                stage.held("job");
+                stage.value("job");
                 let waiter = stage.run("job", &["--", "true"]).start();
                 stage.waiting("job", 1);
                 (holder, waiter)
@@ -70,7 +71,7 @@ fn an_ask_that_arrives_after_its_run_gave_up_admits_and_removes_nobody() {
 #[test]
 fn an_ask_that_arrives_after_its_run_was_told_to_stop_leaves_nothing() {
     let stage = Stage::new();
-    let proxy = Proxy::before(stage.server.port());
+    let proxy = Proxy::before(stage.server().port());
     proxy.set(Way::Held, Way::Open);
     let run = stage.run("job", &["--", "touch", "ran"]).env("RLOCK_URL", proxy.url()).start();
     until("it has asked", || (proxy.made() > 0).then_some(()));
@@ -85,7 +86,7 @@ fn an_ask_that_arrives_after_its_run_was_told_to_stop_leaves_nothing() {
 fn a_renewal_that_arrives_after_the_end_revives_nothing() {
     for (next, refuses) in [(false, false), (false, true), (true, false), (true, true)] {
         let stage = Stage::new();
-        let proxy = Proxy::before(stage.server.port());
+        let proxy = Proxy::before(stage.server().port());
         let args = ["--ttl", "2s", "--", "sh", "-c", "echo $$ > pid; exec sleep 100"];
         let run = stage.run("job", &args).env("RLOCK_URL", proxy.url()).start();
         stage.written("pid");
@@ -97,12 +98,12 @@ fn a_renewal_that_arrives_after_the_end_revives_nothing() {
         until("the key has lapsed", || (!stage.redis::<bool>(&["EXISTS", "job"])).then_some(()));
         let next = next.then(|| {
             let next = stage.run("job", &["--ttl", "20s", "--", "sleep", "100"]).start();
-            (stage.held("job"), next)
+            (stage.value("job"), next)
         });
         deliver(&stage, &proxy);
         match next {
             None => assert_eq!(state(&stage), (None, vec![]), "refuses: {refuses}"),
-            Some((held, _next)) => assert_eq!(stage.held("job"), held),
+            Some((held, _next)) => assert_eq!(stage.value("job"), held),
         }
     }
 }
@@ -110,7 +111,7 @@ fn a_renewal_that_arrives_after_the_end_revives_nothing() {
 #[test]
 fn a_release_whose_answers_are_lost_is_one_and_says_nothing_false() {
     let stage = Stage::new();
-    let proxy = Proxy::before(stage.server.port());
+    let proxy = Proxy::before(stage.server().port());
     let args = ["--report", "report", "--", "sh", "-c", "echo in > in; while ! [ -e stop ]; do sleep 0.01; done"];
     let run = stage.run("job", &args).env("RLOCK_URL", proxy.url()).start();
     stage.written("in");
@@ -127,7 +128,7 @@ fn a_release_whose_answers_are_lost_is_one_and_says_nothing_false() {
 #[test]
 fn a_command_that_ends_while_a_renewal_is_under_way_is_released_without_a_false_alarm() {
     let stage = Stage::new();
-    let proxy = Proxy::before(stage.server.port());
+    let proxy = Proxy::before(stage.server().port());
     let line = "echo in > in; while ! [ -e stop ]; do sleep 0.01; done";
     let args = ["--ttl", "6s", "--report", "report", "--", "sh", "-c", line];
     let run = stage.run("job", &args).env("RLOCK_URL", proxy.url()).start();

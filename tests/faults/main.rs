@@ -10,6 +10,8 @@ mod rlock;
 #[path = "../store/servers.rs"]
 mod servers;
 
+type Stage = rlock::Stage<rlock::Redis>;
+
 /// What the server counts for each hand-over.
 mod costs;
 /// Cut off from the server: both ways or one, for longer and for less than the tolerance.
@@ -22,7 +24,7 @@ mod stress;
 mod upheaval;
 
 /// How often the server has carried out this command, in scripts or not.
-fn calls(stage: &rlock::Stage, command: &str) -> u64 {
+fn calls(stage: &Stage, command: &str) -> u64 {
     let info: String = stage.redis(&["INFO", "commandstats"]);
     let line = info.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
     line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)

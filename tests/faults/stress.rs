@@ -9,7 +9,8 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use rlock::clock::Boot;
 
-use crate::rlock::{Running, Stage, children, send, until};
+use crate::Stage;
+use crate::rlock::{Running, children, send, until};
 
 const KEYS: [&str; 3] = ["a", "b b", "{c}d"];
 const AT_ONCE: usize = 24;
@@ -177,14 +178,14 @@ impl Crowd {
         let now = Boot::now();
         match self.frozen_until {
             Some(until) if until <= now => {
-                self.stage.server.thaw();
+                self.stage.server().thaw();
                 self.frozen_until = None;
             }
             Some(_) => {}
             None if self.random.one_in(60) => {
                 let long = may_be_long && self.random.one_in(4);
                 let time = Duration::from_millis(if long { LONG } else { 50 + self.random.below(SHORT) });
-                self.stage.server.freeze();
+                self.stage.server().freeze();
                 if long {
                     self.long.push((seconds(now), seconds(now + time) + 3.0));
                 }
@@ -206,7 +207,7 @@ impl Crowd {
     /// Lets everything go on and waits until all have ended.
     fn end(&mut self) {
         if self.frozen_until.take().is_some() {
-            self.stage.server.thaw();
+            self.stage.server().thaw();
         }
         for run in &mut self.runs {
             if run.stopped_until.take().is_some() {

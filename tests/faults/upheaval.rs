@@ -3,7 +3,8 @@ use std::time::Duration;
 use rlock::clock::Boot;
 use serde_json::Value;
 
-use crate::rlock::{Stage, until, within};
+use crate::Stage;
+use crate::rlock::{until, within};
 use crate::servers::Server;
 
 /// Notes TERM and ends by itself.
@@ -19,7 +20,7 @@ fn is_not_noticed(mut stage: Stage, what: &str, meanwhile: impl FnOnce(&mut Stag
     let holder =
         stage.run("job", &["--ttl", "9s", "--report", "report", "--", "sh", "-c", "echo in > in; sleep 5"]).start();
     stage.written("in");
-    let token = token(&stage.held("job"));
+    let token = token(&stage.value("job"));
     let waiter = stage.run("job", &["-q", "--", "sh", "-c", "echo $RLOCK_TOKEN > next"]).start();
     stage.waiting("job", 1);
     meanwhile(&mut stage);
@@ -95,7 +96,7 @@ fn a_right_that_is_taken_away_and_given_back_is_not_missed() {
     let stage = Stage::new();
     stage.redis::<()>(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "+@all"]);
     std::fs::write(stage.path("pw"), "pw").unwrap();
-    let url = format!("redis://app@127.0.0.1:{}", stage.server.port());
+    let url = format!("redis://app@127.0.0.1:{}", stage.server().port());
     let login = ["--url", &url, "--password-file", "pw"];
     let args = ["run", "-k", "job", "--ttl", "6s", "--", "sh", "-c", "echo in > in; sleep 5"];
     let holder = stage.rlock(login.iter().chain(&args)).start();
@@ -144,7 +145,7 @@ fn a_server_that_came_back_empty_is_told_at_once_who_holds() {
     let mut stage = Stage::new();
     let holder = stage.run("job", &["--ttl", "10m", "--", "sh", "-c", OBEYS]).start();
     stage.written("in");
-    let token_before = token(&stage.held("job"));
+    let token_before = token(&stage.value("job"));
     stage.restart();
     let value = within(Duration::from_secs(15), || stage.redis::<Option<String>>(&["GET", "job"]));
     assert_eq!(value.map(|value| token(&value)), Some(token_before), "the next renewal is due after 200 s");
@@ -157,7 +158,7 @@ fn a_server_that_came_back_with_another_holder_stops_the_command_at_once() {
     let mut stage = Stage::new();
     let holder = stage.run("job", &["--ttl", "10m", "--", "sh", "-c", OBEYS]).start();
     stage.written("in");
-    stage.server.stop();
+    stage.server_mut().stop();
     stage.restart();
     // Whoever is first after the loss has it; the test is, mostly.
     let taken: Option<String> = stage.redis(&["SET", "job", "theirs", "NX"]);
@@ -204,7 +205,7 @@ fn every_side_key_may_be_lost() {
                 let run =
                     |time: &str| stage.run("job", &["-q", "--ttl", "2s", "--", "sh", "-c", &format!("{line} {time}")]);
                 let holder = run("2.5").start();
-                stage.held("job");
+                stage.value("job");
                 let waiters: Vec<_> = (1..=3)
                     .map(|at| {
                         let waiter = run("0.2").start();

@@ -39,7 +39,7 @@ pub(crate) fn main(words: &[OsString]) -> ExitCode {
 
 fn start(signals: &Signals, argv: Vec<OsString>) -> Result<Keeper, Error> {
     let program = Program::find(argv)?;
-    Keeper::fork(Spec { program, at_entry: signals.at_entry(), signal: libc::SIGTERM })
+    Keeper::fork(Spec { program, at_entry: signals.at_entry(), signal: libc::SIGTERM, keep: Vec::new() })
 }
 
 struct Parent {

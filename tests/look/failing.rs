@@ -43,7 +43,6 @@ fn a_wrong_configuration_is_78() {
     let file = dir.path().join("config.toml");
     let file = file.to_str().unwrap();
     std::fs::write(file, "url = 'redis://h'\n\nttl = 'soon'\ntll = 3\n").unwrap();
-    rlock(&["list"], &[]).is(78, "no store is configured; set RLOCK_URL=redis://HOST");
     rlock(&["list"], &[("RLOCK_URL", "gopher://u:hunter2@h")]).is(78, "RLOCK_URL: the URL ");
     rlock(&["list"], &[("RLOCK_CONFIG", file)]).is(78, &format!("{file}:4: unknown key `tll`"));
     rlock(&["list", "--config", file], &[]).is(78, &format!("{file}:4: unknown key `tll`"));

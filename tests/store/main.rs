@@ -1,5 +1,6 @@
-//! The Redis store and its script on real servers.
+//! The stores: the local one against its rule, the Redis script on real servers.
 
+mod local;
 mod same;
 mod script;
 mod servers;

@@ -6,7 +6,7 @@
 //! limit ignored, stale holders not purged, the wake list of an earlier place kept, and nine holders shown for eight.
 //! `RLOCK_SEED` repeats a history, `RLOCK_OPS` sets how many operations are made.
 
-mod history;
+pub(crate) mod history;
 mod look;
 
 use std::collections::BTreeMap;

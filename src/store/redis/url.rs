@@ -4,6 +4,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::store::decode;
+
 /// A server, a database and a login.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Address {
@@ -171,23 +173,6 @@ fn bad_login() -> String {
 
 fn some(text: String) -> Option<String> {
     (!text.is_empty()).then_some(text)
-}
-
-/// The text with `%41` written out; none where that is not UTF-8 or has a NUL.
-fn decode(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, after @ ..] = rest {
-        rest = after;
-        if *first == b'%' {
-            let pair = after.get(..2).filter(|pair| pair.iter().all(u8::is_ascii_hexdigit))?;
-            bytes.push(u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?);
-            rest = &after[2..];
-        } else {
-            bytes.push(*first);
-        }
-    }
-    String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'))
 }
 
 #[cfg(test)]

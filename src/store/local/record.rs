@@ -1,0 +1,173 @@
+//! A key's record: two files that are written in turn, so that one of them is always whole.
+//!
+//! A writer may be killed in the middle of a write; then the other file, one operation older, is what holds: the
+//! operation was never answered. Writing in place also needs no room on the disk: both files are made as long as the
+//! record at once, so that a running command's lease can be renewed, and released, on a full disk.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat, posix_fallocate};
+use nix::sys::stat::{Mode, fstat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+/// The two files.
+const NAMES: [&str; 2] = ["a", "b"];
+/// The layout's name and number.
+const LAYOUT: &[u8] = b"rlock1 ";
+/// The length of the first line: layout, turn, length, sum.
+const HEAD: usize = LAYOUT.len() + 17 + 9 + 17;
+/// Files grow by so much.
+const BLOCK: u64 = 4096;
+
+/// What is wrong with a record that is not merely broken: it belongs to a newer rlock.
+pub(super) const NEWER: Errno = Errno::ENOTSUP;
+
+/// A record as it was read.
+#[derive(Debug, Default)]
+pub(super) struct Record {
+    /// How often it was written; 0 where there is none.
+    turn: u64,
+    /// Which file has it.
+    at: usize,
+    /// Its text.
+    pub(super) text: Vec<u8>,
+}
+
+impl Record {
+    /// Reads the record in `folder`: the newer of those that are whole, or an empty one.
+    pub(super) fn read(folder: &OwnedFd) -> Result<Self, Errno> {
+        let mut found = [Self::default(), Self::default()];
+        for (at, name) in NAMES.iter().enumerate() {
+            let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+            match openat(folder, *name, flags, Mode::empty()) {
+                Ok(file) => found[at] = Self::read_one(&File::from(file), at)?.unwrap_or_default(),
+                Err(Errno::ENOENT) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        let [first, second] = found;
+        Ok(if second.turn > first.turn { second } else { first })
+    }
+
+    /// Whether there is none.
+    pub(super) fn is_missing(&self) -> bool {
+        self.turn == 0
+    }
+
+    fn read_one(file: &File, at: usize) -> Result<Option<Self>, Errno> {
+        let mut head = [0; HEAD];
+        if file.read_exact_at(&mut head, 0).is_err() {
+            return Ok(None);
+        }
+        let Some(rest) = head.strip_prefix(LAYOUT) else {
+            let is_newer = head.starts_with(b"rlock") && head[5].is_ascii_digit() && head[5] > b'1';
+            return if is_newer { Err(NEWER) } else { Ok(None) };
+        };
+        let word = |from: usize, to: usize| u64::from_str_radix(std::str::from_utf8(&rest[from..to]).ok()?, 16).ok();
+        let (Some(turn), Some(length), Some(sum)) = (word(0, 16), word(17, 25), word(26, 42)) else { return Ok(None) };
+        let (Ok(length), true) = (usize::try_from(length), length <= fstat(file)?.st_size.unsigned_abs()) else {
+            return Ok(None);
+        };
+        let mut text = vec![0; length];
+        let whole = file.read_exact_at(&mut text, HEAD as u64).is_ok() && sum == sum_of(turn, &text);
+        Ok(whole.then_some(Self { turn, at, text }))
+    }
+
+    /// Writes `text` after this record. Where it fails, this record stands.
+    pub(super) fn write(&self, folder: &OwnedFd, text: &[u8]) -> Result<(), Errno> {
+        let (turn, at) = (self.turn + 1, if self.is_missing() { 0 } else { 1 - self.at });
+        let mut all = LAYOUT.to_vec();
+        all.extend(format!("{turn:016x} {:08x} {:016x}\n", text.len(), sum_of(turn, text)).bytes());
+        all.extend(text);
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+        let mut files = Vec::with_capacity(2);
+        for name in NAMES {
+            let file = openat(folder, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?;
+            make_room(&file, all.len() as u64)?;
+            files.push(File::from(file));
+        }
+        files[at].write_all_at(&all, 0).map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
+    }
+
+    /// Removes whatever there is.
+    pub(super) fn remove(folder: &OwnedFd) {
+        for name in NAMES {
+            // What cannot be removed keeps its directory.
+            let _ = unlinkat(folder, name, UnlinkatFlags::NoRemoveDir);
+        }
+    }
+}
+
+fn make_room(file: impl AsFd, length: u64) -> Result<(), Errno> {
+    let room = length.next_multiple_of(BLOCK);
+    if fstat(&file)?.st_size.unsigned_abs() >= room {
+        return Ok(());
+    }
+    match posix_fallocate(file, 0, i64::try_from(room).unwrap_or(i64::MAX)) {
+        // A file system that cannot set room aside.
+        Err(Errno::EOPNOTSUPP | Errno::EINVAL) => Ok(()),
+        done => done,
+    }
+}
+
+/// FNV-1a: it need not withstand an enemy, only tell a torn write.
+fn sum_of(turn: u64, text: &[u8]) -> u64 {
+    let bytes = turn.to_le_bytes();
+    fnv(bytes.iter().chain(text))
+}
+
+pub(super) fn fnv<'a>(bytes: impl Iterator<Item = &'a u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> (tempfile::TempDir, OwnedFd) {
+        let dir = tempfile::tempdir().unwrap();
+        let fd = File::open(dir.path()).unwrap().into();
+        (dir, fd)
+    }
+
+    #[test]
+    fn the_last_whole_record_counts() {
+        let (dir, fd) = folder();
+        assert!(Record::read(&fd).unwrap().is_missing());
+        for text in ["one", "two", "three", &"long".repeat(5000), "", "before"] {
+            Record::read(&fd).unwrap().write(&fd, text.as_bytes()).unwrap();
+            assert_eq!(Record::read(&fd).unwrap().text, text.as_bytes());
+        }
+        // A write that was cut off at any byte leaves the one before.
+        let before = Record::read(&fd).unwrap();
+        let path = dir.path().join(NAMES[1 - before.at]);
+        let old = std::fs::read(&path).unwrap();
+        before.write(&fd, b"last").unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        for torn in 0..HEAD + 4 {
+            std::fs::write(&path, [&whole[..torn], &old[torn..]].concat()).unwrap();
+            assert_eq!(Record::read(&fd).unwrap().text, before.text, "{torn}");
+        }
+        std::fs::write(&path, b"").unwrap();
+        assert_eq!(Record::read(&fd).unwrap().text, before.text);
+    }
+
+    #[test]
+    fn a_newer_layout_is_not_taken_for_a_broken_one() {
+        let (dir, fd) = folder();
+        std::fs::write(dir.path().join("a"), format!("rlock2 {:4096}", "")).unwrap();
+        assert_eq!(Record::read(&fd).unwrap_err(), NEWER);
+    }
+
+    #[test]
+    fn both_files_have_the_room_of_the_record() {
+        let (dir, fd) = folder();
+        Record::read(&fd).unwrap().write(&fd, &[b'x'; 5000]).unwrap();
+        for name in NAMES {
+            assert_eq!(std::fs::metadata(dir.path().join(name)).unwrap().len(), 2 * BLOCK);
+        }
+    }
+}
