@@ -473,26 +473,3 @@ fn nothing_of_a_claim_is_left_when_it_is_busy_or_has_ended() {
     drop(holder);
     assert!(!other.look(&key("job"), soon()).expect("a look").is_free(), "its last word is its end");
 }
-
-#[test]
-fn zz_bench() {
-    let place = Place::new();
-    let mut store = place.open();
-    granted(store.as_mut(), "job", 1);
-    let n = 3000;
-    for round in 0..3 {
-        let began = cpu();
-        for _ in 0..n { store.renew(&key("job"), &renew(1, None), soon()).unwrap(); }
-        println!("{round}: renew {:?}", (cpu() - began) / n);
-    }
-    for waiters in [10u128, 100, 1000] {
-        let have = place.open().look(&key("job"), soon()).unwrap().queue.len() as u128;
-        let mut stores: Vec<_> = (have..waiters).map(|at| { let mut s = place.open(); s.enrol(id(at + 10)); let _ = s.ask(&key("job"), &ask(at + 10, true), soon()); s }).collect();
-        let began = cpu();
-        for _ in 0..100 { store.renew(&key("job"), &renew(1, None), soon()).unwrap(); }
-        println!("{waiters} waiters: renew {:?}", (cpu() - began) / 100);
-        std::mem::forget(stores.drain(..).collect::<Vec<_>>());
-    }
-}
-
-fn cpu() -> Duration { nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap().into() }
