@@ -157,7 +157,7 @@ impl Local {
             return Err(Trouble::Later(format!("{}: the directory cannot be made", self.address)));
         };
         self.seen = Some(folder.identity);
-        let record = self.read(&folder)?;
+        let record = self.read(&folder, Want::Change)?;
         let mut saved = self.saved(&record, Some(key))?;
         if record.is_missing() && asker.is_some() && self.waits {
             self.spare_the_holder(key)?;
@@ -171,7 +171,7 @@ impl Local {
         let events = step.events;
         let text = serde_json::to_vec(&saved).map_err(|error| Trouble::Config(error.to_string()))?;
         if text != record.text {
-            record.write(folder.fd(), &text).map_err(|errno| self.address.failed("cannot write a record", errno))?;
+            record.write(&text).map_err(|errno| self.address.failed("cannot write a record", errno))?;
         }
         drop(folder);
         self.tell(&pulses, &events);
@@ -202,10 +202,10 @@ impl Local {
         Err(Trouble::Later(format!("{}: the directory of `{key}` was removed under the lock", self.address)))
     }
 
-    fn read(&self, folder: &Folder) -> Reply<Record> {
-        Record::read(folder.fd()).map_err(|errno| match errno {
+    fn read(&self, folder: &Folder, want: Want) -> Reply<Record> {
+        Record::read(folder.fd(), want == Want::Change).map_err(|errno| match errno {
             NEWER => Trouble::Config(format!("{}: a newer rlock keeps its locks here; update this one", self.address)),
-            errno => self.address.failed("cannot read a record", errno),
+            errno => self.address.failed("cannot open a record", errno),
         })
     }
 
@@ -241,7 +241,7 @@ impl Local {
     /// What stands in a directory, with its key; none where there is no record.
     fn look_in(&mut self, name: &str, key: Option<&Key>, by: Boot) -> Reply<Option<(String, Look)>> {
         let Some(folder) = Folder::lock(&self.address, name, Want::Look, by, &self.cancel)? else { return Ok(None) };
-        let record = self.read(&folder)?;
+        let record = self.read(&folder, Want::Look)?;
         if record.is_missing() {
             return Ok(None);
         }
@@ -273,7 +273,7 @@ impl Local {
             let Ok(Some(folder)) = Folder::lock(&self.address, &name, Want::Change, Boot::now(), &self.cancel) else {
                 continue;
             };
-            let Ok(record) = self.read(&folder) else { continue };
+            let Ok(record) = self.read(&folder, Want::Look) else { continue };
             let Ok(mut saved) = self.saved(&record, None) else { continue };
             let pulses = Pulses::open(&folder.root);
             saved.bury(&pulses, None);

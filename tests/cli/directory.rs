@@ -3,7 +3,6 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -92,47 +91,51 @@ fn a_condemned_holder_hears_of_it_within_a_second() {
     holder.done().tells(79, &["force-release"]);
 }
 
-/// One of the thousand: what it did with the lock, as its command tells it.
-#[derive(Debug)]
-struct Entered {
-    pid: String,
-    token: u64,
-    /// Another was inside.
-    saw_another: bool,
+/// The command of a victim: it notes whether it is alone, as the kernel tells it, and is inside for a moment.
+const INSIDE: &str = "exec 9>>judge; if flock -n 9; then s=alone; else s=OTHER; fi; echo $RLOCK_TOKEN $s >> log; \
+                      read -t 0.00$((RANDOM % 10)) x <> never; exit 0";
+
+fn kill_all<'a>(pids: impl IntoIterator<Item = &'a String>, signal: Signal) {
+    for pid in pids {
+        // It fails only for those that have ended by themselves.
+        let _ = kill(Pid::from_raw(pid.parse().unwrap()), signal);
+    }
 }
 
-/// The command of a victim: it notes whether it is alone, as the kernel tells it, and is inside for a moment.
-const INSIDE: &str = "exec 9>>judge; if flock -n 9; then s=alone; else s=OTHER; fi; echo $$ $RLOCK_TOKEN $s >> log; \
-                      read -t 0.00$((RANDOM % 10)) x <> never; exit 0";
+/// Kills rlock, its keeper and everything below. The first two are stopped where they are, so that nothing is started
+/// meanwhile, and die last: what is below them could outlive both by a moment.
+fn kill_whole_tree(rlock: &String, keepers: &[String]) {
+    let both = || keepers.iter().chain([rlock]);
+    kill_all(both(), Signal::SIGSTOP);
+    until("what is below is dead", || {
+        let mut below: Vec<String> = keepers.iter().flat_map(|keeper| children(keeper)).collect();
+        for at in 0.. {
+            let Some(pid) = below.get(at).cloned() else { break };
+            below.extend(children(&pid));
+        }
+        below.retain(|pid| is_alive(pid));
+        kill_all(&below, Signal::SIGKILL);
+        below.is_empty().then_some(())
+    });
+    kill_all(both(), Signal::SIGKILL);
+}
 
 #[test]
 fn a_thousand_killed_trees_leave_neither_two_holders_nor_a_wedged_key() {
     const KILLS: usize = 1_000;
     let stage = Stage::new();
     mkfifo(&stage.path("never"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let (kills, at_once) = (AtomicUsize::new(0), Mutex::new(Vec::<String>::new()));
-    // Of a run, its command, its keeper and itself are killed: all of them, or rlock or its keeper alone.
+    let kills = AtomicUsize::new(0);
     let victim = |command: Cmd, seed: u64| {
         let run = command.start();
         let rlock = run.pid().to_string();
         let wait = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
         std::thread::sleep(Duration::from_micros(wait % 200_000));
         let keepers = children(&rlock);
-        let commands: Vec<String> = keepers.iter().flat_map(|keeper| children(keeper)).collect();
-        let kill = |pids: &[String]| {
-            // It fails only for those that have ended by themselves.
-            for pid in pids {
-                let _ = kill(Pid::from_raw(pid.parse().unwrap()), Signal::SIGKILL);
-            }
-        };
         match seed % 4 {
-            0 => kill(std::slice::from_ref(&rlock)),
-            1 => kill(&keepers),
-            _ => {
-                // Its command may outlive both by the moment that a kernel needs for the third kill.
-                at_once.lock().unwrap().extend(commands.iter().cloned());
-                kill(&[&[rlock], &keepers[..], &commands[..]].concat());
-            }
+            0 => kill_all([&rlock], Signal::SIGKILL),
+            1 => kill_all(&keepers, Signal::SIGKILL),
+            _ => kill_whole_tree(&rlock, &keepers),
         }
         kills.fetch_add(1, Ordering::Relaxed);
         run.ended();
@@ -144,28 +147,26 @@ fn a_thousand_killed_trees_leave_neither_two_holders_nor_a_wedged_key() {
                 let mut turn = 0;
                 while kills.load(Ordering::Relaxed) < KILLS {
                     turn += 1;
-                    victim(stage.run("job", &["-q", "--ttl", "1h", "--", "bash", "-c", INSIDE]), turn * 8 + worker);
+                    // No number is used twice, and each worker kills in every way.
+                    let seed = turn * 9 + worker;
+                    victim(stage.run("job", &["-q", "--ttl", "1h", "--", "bash", "-c", INSIDE]), seed);
                 }
             });
         }
     });
     let began = Boot::now();
     stage.run("job", &["-w", "20s", "--", "bash", "-c", INSIDE]).done().is(0, "");
-    println!("the key was free {:?} after {} kills", Boot::now().since(began), kills.into_inner());
-    let entered: Vec<Entered> = stage.lines("log").iter().map(|line| entered(line)).collect();
-    let at_once = at_once.into_inner().unwrap();
-    println!("{} were inside", entered.len());
-    assert!(entered.len() > 100, "hardly any was inside");
-    for pair in entered.windows(2) {
-        assert!(pair[0].token < pair[1].token, "numbers go back: {pair:?}");
-        assert!(!pair[1].saw_another || at_once.contains(&pair[0].pid), "two were inside: {pair:?}");
+    let lines = stage.lines("log");
+    println!("{} killed, {} were inside, free after {:?}", kills.into_inner(), lines.len(), Boot::now().since(began));
+    assert!(lines.len() > 100, "hardly any was inside");
+    let mut last = 0;
+    for line in &lines {
+        let (token, saw) = line.split_once(' ').unwrap();
+        let token: u64 = token.parse().unwrap();
+        assert!(token > last, "numbers go back: {last}, {token}");
+        assert_eq!(saw, "alone", "{token} came in after {last}, and another was inside");
+        last = token;
     }
-}
-
-fn entered(line: &str) -> Entered {
-    let words: Vec<_> = line.split(' ').collect();
-    let [pid, token, saw] = words[..] else { panic!("{line}") };
-    Entered { pid: pid.to_owned(), token: token.parse().unwrap(), saw_another: saw == "OTHER" }
 }
 
 /// A small file system, mounted for one test; none where that is not allowed.

@@ -282,6 +282,39 @@ fn a_directory_that_a_stopped_process_has_locked_is_waited_for_with_an_end() {
 }
 
 #[test]
+fn a_directory_that_was_removed_while_it_was_waited_for_is_looked_for_anew() {
+    let place = Place::new();
+    granted(place.open().as_mut(), "job", 1);
+    let guard = Flock::lock(File::open(place.folder("job")).expect("the directory"), FlockArg::LockExclusive);
+    let guard = guard.expect("a lock");
+    let mut store = place.open();
+    let asking = std::thread::spawn(move || granted(store.as_mut(), "job", 2));
+    // It waits for the lock as soon as it has opened the directory.
+    let inode = std::os::unix::fs::MetadataExt::ino(&guard.metadata().expect("the directory"));
+    until("it waits", || opened(inode) > 1);
+    fs::remove_dir_all(place.folder("job")).expect("rm -rf");
+    drop(guard);
+    asking.join().expect("a grant");
+    assert_eq!(record::state(&place.folder("job")).holders[0].id, id(2), "it holds what nobody finds");
+}
+
+/// How many descriptors of this process have this inode open.
+fn opened(inode: u64) -> usize {
+    let fds = fs::read_dir("/proc/self/fd").expect("descriptors").flatten();
+    let inodes =
+        fds.filter_map(|fd| fs::metadata(fd.path()).ok()).map(|meta| std::os::unix::fs::MetadataExt::ino(&meta));
+    inodes.filter(|found| *found == inode).count()
+}
+
+fn until(what: &str, fact: impl Fn() -> bool) {
+    let end = soon();
+    while !fact() {
+        assert!(!end.left().is_zero(), "never: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
 fn a_wait_is_interrupted() {
     let place = Place::new();
     let cancel = Cancel::new().expect("an event descriptor");

@@ -14,7 +14,7 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::place::{Address, OURS, STEP};
-use super::record::{Record, fnv};
+use super::record::Record;
 use crate::clock::Boot;
 use crate::store::{Cancel, Key, Reply, Trouble};
 
@@ -173,9 +173,14 @@ pub(super) fn name_of(key: &Key) -> String {
     if name.len() > LONGEST_NAME {
         name.truncate(LONGEST_NAME - 17);
         // No other name has a tilde.
-        let _ = write!(name, "~{:016x}", fnv(key.as_str().as_bytes().iter()));
+        let _ = write!(name, "~{:016x}", sum_of(key));
     }
     name
+}
+
+/// FNV-1a.
+fn sum_of(key: &Key) -> u64 {
+    key.as_str().bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 #[cfg(test)]

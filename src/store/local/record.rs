@@ -34,22 +34,28 @@ pub(super) struct Record {
     at: usize,
     /// Its text.
     pub(super) text: Vec<u8>,
+    /// The two files; not all of them where it was only looked at.
+    files: Vec<File>,
 }
 
 impl Record {
-    /// Reads the record in `folder`: the newer of those that are whole, or an empty one.
-    pub(super) fn read(folder: &OwnedFd) -> Result<Self, Errno> {
-        let mut found = [Self::default(), Self::default()];
+    /// Reads the record in `folder`: the newer of those that are whole, or an empty one. It can be written where `write`
+    /// says so; then the files are made where they are missing.
+    pub(super) fn read(folder: &OwnedFd, write: bool) -> Result<Self, Errno> {
+        let how = if write { OFlag::O_RDWR | OFlag::O_CREAT } else { OFlag::O_RDONLY };
+        let flags = how | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+        let (mut newest, mut files) = (Self::default(), Vec::with_capacity(2));
         for (at, name) in NAMES.iter().enumerate() {
-            let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
-            match openat(folder, *name, flags, Mode::empty()) {
-                Ok(file) => found[at] = Self::read_one(&File::from(file), at)?.unwrap_or_default(),
-                Err(Errno::ENOENT) => {}
-                Err(errno) => return Err(errno),
+            let file = match openat(folder, *name, flags, Mode::S_IRUSR | Mode::S_IWUSR) {
+                Err(Errno::ENOENT) if !write => continue,
+                file => File::from(file?),
+            };
+            if let Some(read) = Self::read_one(&file, at)?.filter(|read| read.turn > newest.turn) {
+                newest = read;
             }
+            files.push(file);
         }
-        let [first, second] = found;
-        Ok(if second.turn > first.turn { second } else { first })
+        Ok(Self { files, ..newest })
     }
 
     /// Whether there is none.
@@ -73,23 +79,20 @@ impl Record {
         };
         let mut text = vec![0; length];
         let whole = file.read_exact_at(&mut text, HEAD as u64).is_ok() && sum == sum_of(turn, &text);
-        Ok(whole.then_some(Self { turn, at, text }))
+        Ok(whole.then_some(Self { turn, at, text, files: Vec::new() }))
     }
 
     /// Writes `text` after this record. Where it fails, this record stands.
-    pub(super) fn write(&self, folder: &OwnedFd, text: &[u8]) -> Result<(), Errno> {
+    pub(super) fn write(&self, text: &[u8]) -> Result<(), Errno> {
         let (turn, at) = (self.turn + 1, if self.is_missing() { 0 } else { 1 - self.at });
         let mut all = LAYOUT.to_vec();
         all.extend(format!("{turn:016x} {:08x} {:016x}\n", text.len(), sum_of(turn, text)).bytes());
         all.extend(text);
-        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
-        let mut files = Vec::with_capacity(2);
-        for name in NAMES {
-            let file = openat(folder, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?;
-            make_room(&file, all.len() as u64)?;
-            files.push(File::from(file));
+        for file in &self.files {
+            make_room(file, all.len() as u64)?;
         }
-        files[at].write_all_at(&all, 0).map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
+        let file = self.files.get(at).ok_or(Errno::EBADF)?;
+        file.write_all_at(&all, 0).map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
     }
 
     /// Removes whatever there is.
@@ -113,14 +116,11 @@ fn make_room(file: impl AsFd, length: u64) -> Result<(), Errno> {
     }
 }
 
-/// FNV-1a: it need not withstand an enemy, only tell a torn write.
+/// FNV-1a, over eight bytes at a time: it need not withstand an enemy, only tell a torn write.
 fn sum_of(turn: u64, text: &[u8]) -> u64 {
-    let bytes = turn.to_le_bytes();
-    fnv(bytes.iter().chain(text))
-}
-
-pub(super) fn fnv<'a>(bytes: impl Iterator<Item = &'a u8>) -> u64 {
-    bytes.fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+    let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+    let words = std::iter::once(turn).chain(text.chunks(8).map(word));
+    words.fold(0xcbf2_9ce4_8422_2325, |sum, word| (sum ^ word).wrapping_mul(0x0100_0000_01b3))
 }
 
 #[cfg(test)]
@@ -136,36 +136,36 @@ mod tests {
     #[test]
     fn the_last_whole_record_counts() {
         let (dir, fd) = folder();
-        assert!(Record::read(&fd).unwrap().is_missing());
+        assert!(Record::read(&fd, true).unwrap().is_missing());
         for text in ["one", "two", "three", &"long".repeat(5000), "", "before"] {
-            Record::read(&fd).unwrap().write(&fd, text.as_bytes()).unwrap();
-            assert_eq!(Record::read(&fd).unwrap().text, text.as_bytes());
+            Record::read(&fd, true).unwrap().write(text.as_bytes()).unwrap();
+            assert_eq!(Record::read(&fd, true).unwrap().text, text.as_bytes());
         }
         // A write that was cut off at any byte leaves the one before.
-        let before = Record::read(&fd).unwrap();
+        let before = Record::read(&fd, true).unwrap();
         let path = dir.path().join(NAMES[1 - before.at]);
         let old = std::fs::read(&path).unwrap();
-        before.write(&fd, b"last").unwrap();
+        before.write(b"last").unwrap();
         let whole = std::fs::read(&path).unwrap();
         for torn in 0..HEAD + 4 {
             std::fs::write(&path, [&whole[..torn], &old[torn..]].concat()).unwrap();
-            assert_eq!(Record::read(&fd).unwrap().text, before.text, "{torn}");
+            assert_eq!(Record::read(&fd, true).unwrap().text, before.text, "{torn}");
         }
         std::fs::write(&path, b"").unwrap();
-        assert_eq!(Record::read(&fd).unwrap().text, before.text);
+        assert_eq!(Record::read(&fd, true).unwrap().text, before.text);
     }
 
     #[test]
     fn a_newer_layout_is_not_taken_for_a_broken_one() {
         let (dir, fd) = folder();
         std::fs::write(dir.path().join("a"), format!("rlock2 {:4096}", "")).unwrap();
-        assert_eq!(Record::read(&fd).unwrap_err(), NEWER);
+        assert_eq!(Record::read(&fd, true).unwrap_err(), NEWER);
     }
 
     #[test]
     fn both_files_have_the_room_of_the_record() {
         let (dir, fd) = folder();
-        Record::read(&fd).unwrap().write(&fd, &[b'x'; 5000]).unwrap();
+        Record::read(&fd, true).unwrap().write(&[b'x'; 5000]).unwrap();
         for name in NAMES {
             assert_eq!(std::fs::metadata(dir.path().join(name)).unwrap().len(), 2 * BLOCK);
         }

@@ -190,9 +190,16 @@ impl Alive {
         Self(child)
     }
 
-    fn kill(mut self) {
-        self.0.kill().expect("SIGKILL");
-        self.0.wait().expect("its end");
+    fn kill(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        // It lives: nothing else ends it.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

@@ -23,8 +23,9 @@ fn newest(folder: &Path) -> Option<(PathBuf, u64, String)> {
 }
 
 fn sum_of(turn: u64, text: &str) -> u64 {
-    let bytes = turn.to_le_bytes().into_iter().chain(text.bytes());
-    bytes.fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+    let words = std::iter::once(turn).chain(text.as_bytes().chunks(8).map(word));
+    words.fold(0xcbf2_9ce4_8422_2325, |sum, word| (sum ^ word).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// What stands in the record; none where there is none.
