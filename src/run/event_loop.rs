@@ -153,6 +153,10 @@ impl<'a> EventLoop<'a> {
                 }
                 continue;
             }
+            // The keeper's end, which is heard of by itself.
+            if received.is_from_descriptor() {
+                continue;
+            }
             let (keeper, sender) = (self.keeper.as_ref(), received.sender);
             let from_command = keeper.zip(sender).is_some_and(|(keeper, sender)| keeper.is_first(sender));
             // Whoever let a stopped job go on has let the command go on with us.

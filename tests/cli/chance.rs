@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rlock::clock::Boot;
 
-use crate::rlock::{Running, Stage, children, is_alive, until, within};
+use crate::rlock::{PATIENCE, Running, Stage, children, is_alive, until, within};
 
 /// As many as take a few seconds.
 const FEW: usize = 24;
@@ -155,7 +155,11 @@ impl Case {
             let (before, value) = (self.tree(), stage.redis::<Option<String>>(&["GET", key]));
             for (pid, claim) in &before {
                 let is_held = value.as_ref().is_some_and(|value| value.contains(claim));
-                assert!(is_held || !is_alive(pid), "{pid} runs under {claim}, the key is {value:?}");
+                if !is_held && is_alive(pid) {
+                    let seen = Boot::now();
+                    let dies = within(PATIENCE, || (!is_alive(pid)).then_some(())).map(|()| Boot::now().since(seen));
+                    panic!("{pid} runs under {claim} (and dies after {dies:?}), the key is {value:?}: {self:?}");
+                }
             }
             let at = Boot::now().since(began);
             if let Some(blow) = blows.next_if(|blow| at >= blow.after) {
@@ -199,7 +203,6 @@ fn whatever_is_killed_or_stopped_and_when_the_tree_is_dead_before_the_key_passes
                     // Each case is a world of its own: the same whatever the number of lanes.
                     let mut dice = Dice(seed.wrapping_add(at as u64).wrapping_mul(0x2545_f491_4f6c_dd1d));
                     let case = Case::new(&mut dice, format!("chance:{seed}:{at}"));
-                    println!("{case:?}");
                     case.play(&stage);
                 }
             });

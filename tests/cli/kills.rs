@@ -90,6 +90,17 @@ fn when_the_keeper_is_killed_the_tree_is_dead_within_100_ms_and_rlock_ends_with_
 }
 
 #[test]
+fn a_stopped_rlock_whose_keeper_is_killed_goes_on_and_ends_the_tree() {
+    let stage = Stage::new();
+    let tree = Tree::start(&stage, &["--ttl", "60s"], &stubborn());
+    tree.run.signal(Signal::SIGSTOP);
+    send(&tree.keeper(), Signal::SIGKILL);
+    until("the tree is dead", || tree.is_dead().then_some(()));
+    tree.run.done().says(70, &["keeper"]);
+    assert!(!stage.redis::<bool>(&["EXISTS", "job"]));
+}
+
+#[test]
 fn when_both_are_killed_the_first_process_is_dead() {
     let stage = Stage::new();
     let run = stage.run("job", &["--", "sh", "-c", "echo $$ > first; exec sleep 100"]).start();
