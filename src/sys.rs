@@ -226,7 +226,7 @@ pub fn shared_words() -> io::Result<&'static [AtomicU64; 2]> {
     Ok(unsafe { &*page.cast::<[AtomicU64; 2]>() })
 }
 
-/// fcntl's F_SETSIG, which the libc crate does not have.
+/// `fcntl`'s `F_SETSIG`, which the libc crate does not have.
 const F_SETSIG: c_int = 10;
 
 /// Has the kernel send SIGCONT to this process, so that it goes on even if it is stopped, when something happens at

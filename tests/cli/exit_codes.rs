@@ -1,9 +1,11 @@
 use std::fs;
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use rlock::clock::Boot;
 use serde_json::Value;
 
-use crate::rlock::{Stage, rlock};
+use crate::rlock::{Stage, rlock, until};
 
 #[test]
 fn every_code_of_the_command_comes_through() {
@@ -111,6 +113,42 @@ fn the_report_tells_a_commands_own_75_from_a_busy_lock() {
     );
     assert_eq!((&busy["outcome"], &busy["code"]), (&"busy".into(), &75.into()));
     assert!(busy["holder"]["pid"].is_u64(), "{busy}");
+}
+
+#[test]
+fn a_wait_that_ran_out_without_a_word_of_the_store_is_69_and_in_time() {
+    let stage = Stage::new();
+    stage.server.freeze();
+    let began = Boot::now();
+    let run = stage.run("job", &["-w", "1s", "--", "touch", "ran"]).start();
+    // It has stopped asking, and waits for an answer to its last word; the key was never held.
+    until("the wait has run out", || (Boot::now().since(began) > Duration::from_millis(1_400)).then_some(()));
+    stage.server.thaw();
+    run.done().says(69, &["did not answer in time"]);
+    assert!(!stage.path("ran").exists());
+    stage.server.freeze();
+    let began = Boot::now();
+    stage.run("job", &["-w", "3s", "--", "true"]).done().code(69);
+    let took = Boot::now().since(began);
+    assert!(took < Duration::from_secs(6), "a wait of 3 s took {took:?}");
+    stage.server.thaw();
+}
+
+#[test]
+fn the_report_tells_rlocks_own_70_and_64_from_the_commands() {
+    let stage = Stage::new();
+    let report = |name: &str| serde_json::from_str::<Value>(&stage.lines(name)[0]).unwrap();
+    let run = stage.run("job", &["--report", "killed", "--", "sh", "-c", "echo in > in; exec sleep 100"]).start();
+    stage.written("in");
+    crate::rlock::send(&crate::rlock::children(&run.pid().to_string())[0], nix::sys::signal::Signal::SIGKILL);
+    run.done().code(70);
+    let killed = report("killed");
+    assert_eq!((&killed["outcome"], &killed["code"]), (&"failed".into(), &70.into()), "{killed}");
+    assert!(killed["why"].as_str().unwrap().contains("keeper"), "{killed}");
+    let inner = format!("'{}' run -k job --report nested -- true", env!("CARGO_BIN_EXE_rlock"));
+    stage.run("job", &["-c", &inner]).done().code(64);
+    let nested = report("nested");
+    assert_eq!((&nested["outcome"], &nested["code"]), (&"config".into(), &64.into()), "{nested}");
 }
 
 #[test]
