@@ -178,9 +178,10 @@ fn look_up(
         Some(lookup) => lookup,
         None => Lookup::begin(host.to_owned(), port)?,
     };
-    if !ready(&[(&lookup.done, PollFlags::POLLIN)], cancel, by)? {
+    let done = ready(&[(&lookup.done, PollFlags::POLLIN)], cancel, by);
+    if !matches!(done, Ok(true)) {
         *under_way = Some(lookup);
-        return Err(no_host(&"no answer from the resolver in time"));
+        return Err(done.err().unwrap_or_else(|| no_host(&"no answer from the resolver in time")));
     }
     match lookup.result.try_recv() {
         Ok(Ok(found)) if found.is_empty() => Err(no_host(&"the name has none")),
@@ -378,6 +379,10 @@ mod tests {
         let by = Boot::now() + Duration::from_millis(50);
         assert!(look_up(&mut under_way, "host", 1, &cancel(), by).is_err());
         assert!(by.left().is_zero() && under_way.is_some());
+        let fired = cancel();
+        fired.fire();
+        let err = RedisError::from(look_up(&mut under_way, "host", 1, &fired, soon()).unwrap_err());
+        assert!(Cut::of(&err) == Some(Cut::Cancelled) && under_way.is_some());
         let found = vec![SocketAddr::from(([127, 0, 0, 1], 1))];
         sender.send(Ok(found.clone())).unwrap();
         done.fire();
