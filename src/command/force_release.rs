@@ -249,11 +249,18 @@ fn stop_and_wait(
     }
     // From here on there is something to say when a signal comes.
     let cancel = desk.cancel.clone();
-    ctrlc::set_handler(move || cancel.fire()).map_err(|error| Error::Os(format!("cannot take signals: {error}")))?;
+    ctrlc::set_handler(move || cancel.fire()).map_err(|error| Error::Os(format!("cannot take SIGINT: {error}")))?;
     let key = key_shown(force);
-    let passed = wait(desk, force, targets);
+    let mut told = false;
+    let passed = wait(desk, force, targets, &mut told);
     if passed.as_ref().is_err_and(anyhow::Error::is::<Interrupted>) {
-        desk.voice.say(&format!("no longer waited for; the holder of `{key}` was told to stop all the same"));
+        let line = if told {
+            format!("no longer waited for; the holder of `{key}` was told to stop all the same")
+        } else {
+            let hint = inspect_hint(force.key.as_str());
+            format!("no longer waited for; whether the holder of `{key}` was told to stop is not known ({hint})")
+        };
+        desk.voice.say(&line);
     }
     Ok(if passed? {
         (Outcome::Passed, format!("`{key}` was held by {was}; it has passed"))
@@ -263,8 +270,9 @@ fn stop_and_wait(
     })
 }
 
-/// Condemns the targets and waits until none of them holds; false when the time is over first.
-fn wait(desk: &mut Desk, force: &ForceReleaseSettings, targets: &[Entry]) -> anyhow::Result<bool> {
+/// Condemns the targets and waits until none of them holds; false when the time is over first. `told` becomes true once
+/// a holder's condemnation is answered.
+fn wait(desk: &mut Desk, force: &ForceReleaseSettings, targets: &[Entry], told: &mut bool) -> anyhow::Result<bool> {
     let start = Boot::now();
     let mut end = start + force.wait.unwrap_or(BEYOND);
     let mut unmarked: Vec<Entry> = targets.to_vec();
@@ -274,6 +282,7 @@ fn wait(desk: &mut Desk, force: &ForceReleaseSettings, targets: &[Entry]) -> any
             let ttl = Duration::from_millis(held.ttl_ms);
             let sent = Boot::now();
             let answer = desk.ask(|store, by| store.condemn(&force.key, held.id, ttl, by))?;
+            *told = true;
             if let (Condemnation::Marked { left_ms }, None) = (answer, force.wait) {
                 end = end.max(sent + Duration::from_millis(left_ms) + BEYOND);
                 desk.voice.say_verbose(&format!(

@@ -1,3 +1,4 @@
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
@@ -149,12 +150,26 @@ fn on_a_terminal_it_shows_the_holder_and_asks() {
 fn a_signal_ends_the_wait_and_it_says_what_it_leaves() {
     let server = Server::start();
     server.ask("k", 1, 60_000, DB1);
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_rlock"));
-    command.args(["force-release", "k", "-y"]).env("RLOCK_URL", server.url()).env("RLOCK_CONFIG", "/dev/null");
-    let child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    until("the holder is told to stop", || server.look("k").condemned == [ID]);
-    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).unwrap();
-    let ended = Ended::from(child.wait_with_output().unwrap());
-    assert!(ended.err.contains("the holder of `k` was told to stop all the same"), "{ended:?}");
-    assert_eq!(ended.signal, Some(2), "{ended:?}");
+    let signalled = |signal| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_rlock"));
+        command.args(["force-release", "k", "-yv"]).env("RLOCK_URL", server.url()).env("RLOCK_CONFIG", "/dev/null");
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        // It says so after it has taken the signal and the mark is answered.
+        let mut said = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        assert!(line.contains("told to stop; its lease has"), "{line}");
+        kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
+        let ended = Ended::from(child.wait_with_output().unwrap());
+        assert_eq!(ended.signal, Some(signal as i32), "{ended:?}");
+        let mut rest = String::new();
+        said.read_to_string(&mut rest).unwrap();
+        rest
+    };
+    let said = signalled(Signal::SIGINT);
+    assert!(said.contains("the holder of `k` was told to stop all the same"), "{said}");
+    assert_eq!(server.look("k").condemned, [ID]);
+    for plain in [Signal::SIGTERM, Signal::SIGHUP] {
+        assert_eq!(signalled(plain), "", "their default action is kept");
+    }
 }
