@@ -11,7 +11,7 @@ use crate::store::{Foreign, Key};
 
 /// Removes what was shown, if it is still that. KEYS: the key, its queue; ARGV: the type, then the value or, of a hash,
 /// fields and values. Its first command is a write for the reason of `claim.lua`: a replica must say READONLY.
-const REMOVE: &str = "
+pub(super) const REMOVE: &str = "
 redis.call('PEXPIRE', KEYS[2], 10000)
 if redis.call('TYPE', KEYS[1]).ok ~= ARGV[1] then
   return 0
