@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::ValueEnum as _;
 
 use super::duration::{self, YEAR};
-use super::file::{DEFAULT_PATH, File};
+use super::file::File;
 use super::given::{Given, Origin};
 use super::{Command, ForceReleaseSettings, Output, ReportTarget, RunSettings, Settings, StoreSettings, Task, Wait};
 use crate::claim::ClaimId;
@@ -54,14 +54,17 @@ fn store(cli: &Cli, given: Given<'_>) -> Result<StoreSettings, Error> {
         Some(path) => Some(path.clone()),
         None => given.file.get("password-file").map(|(text, _)| PathBuf::from(text)),
     };
-    Ok(StoreSettings {
-        url: url(cli, given)?,
-        password_file,
-        timeout: timeout.map_or(DEFAULT_STORE_TIMEOUT, |(timeout, _)| timeout),
-    })
+    let (url, from) = url(cli, given)?;
+    if cli.global.password_file.is_some() && url.has_password() {
+        let from = from.name();
+        return Err(Error::Usage(format!(
+            "--password-file would not be used: {from} has a password; take that out of the URL, or drop --password-file"
+        )));
+    }
+    Ok(StoreSettings { url, password_file, timeout: timeout.map_or(DEFAULT_STORE_TIMEOUT, |(timeout, _)| timeout) })
 }
 
-fn url(cli: &Cli, given: Given<'_>) -> Result<Url, Error> {
+fn url(cli: &Cli, given: Given<'_>) -> Result<(Url, Origin), Error> {
     let (text, from) = match &cli.global.url {
         Some(text) if cli.global.url_from_environment => {
             (utf8_or(text, Error::Config, "RLOCK_URL")?, Origin::Environment("RLOCK_URL"))
@@ -70,12 +73,17 @@ fn url(cli: &Cli, given: Given<'_>) -> Result<Url, Error> {
         None => {
             let (text, place) = given.file.get("url").ok_or_else(|| {
                 Error::Config(format!(
-                    "no store is configured; set RLOCK_URL=redis://HOST, or put url = \"redis://HOST\" in {DEFAULT_PATH}"
+                    "no store is configured; set RLOCK_URL=redis://HOST, or put url = \"redis://HOST\" in {}",
+                    given.file.path().display()
                 ))
             })?;
             (text.to_owned(), Origin::File(place))
         }
     };
+    if text.is_empty() {
+        let or = if matches!(from, Origin::Environment(_)) { ", or unset it to use the file" } else { "" };
+        return Err(from.wrong(&format!(" is empty; give a URL, as in redis://db1{or}")));
+    }
     let url = Url::parse(&text).map_err(|why| from.wrong(&format!(": the URL {why}")))?;
     if url.has_password() && matches!(from, Origin::Option(_)) {
         return Err(Error::Usage(
@@ -84,7 +92,7 @@ fn url(cli: &Cli, given: Given<'_>) -> Result<Url, Error> {
                 .into(),
         ));
     }
-    Ok(url)
+    Ok((url, from))
 }
 
 fn run_settings(run: &cli::Run, given: Given<'_>) -> Result<RunSettings, Error> {

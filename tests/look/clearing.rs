@@ -96,7 +96,7 @@ fn it_says_to_whom_the_key_has_passed() {
             until("the next one holds", || {
                 let record = r#""host":"db2","pid":7,"user":"deploy","cmd":"make""#;
                 matches!(server.ask("k", 2, 60_000, record), Answer::Granted { .. })
-            })
+            });
         });
         server.rlock(&["force-release", "k", "-y"])
     });
@@ -116,12 +116,12 @@ fn a_removal_whose_answer_was_late_is_one() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let (mut typed, mut shown) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let (mut typed, mut screen_end) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
     let mut screen = String::new();
     let mut shows = |part: &str| {
         let mut bytes = [0; 512];
         while !screen.contains(part) {
-            let count = shown.read(&mut bytes).unwrap();
+            let count = screen_end.read(&mut bytes).unwrap();
             assert!(count > 0, "{part:?} is not in {screen:?}");
             screen += &String::from_utf8_lossy(&bytes[..count]);
         }
