@@ -42,8 +42,8 @@ fn the_key_is_gone_within_100_ms_of_the_commands_end() {
 #[test]
 fn nothing_is_left_without_a_ttl_and_no_queue() {
     let stage = Stage::new();
-    let holder = stage.run("job", &["--", "sh", "-c", "read x < go"]).start();
     nix::unistd::mkfifo(&stage.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let holder = stage.run("job", &["--", "sh", "-c", "read x < go"]).start();
     stage.held("job");
     let waiters: Vec<_> = (0..3).map(|_| stage.run("job", &["--", "true"]).start()).collect();
     stage.waiting("job", 3);
