@@ -196,7 +196,7 @@ impl Run {
             Input::Stopped(number) if is_job_control(number) => todo.push(Do::StopSelf),
             Input::Tick | Input::Stopped(_) => {}
             Input::Signal { number, from_terminal, from_command } => {
-                todo.extend(self.signalled(number, from_terminal, from_command));
+                todo.extend(self.signalled(number, from_terminal, from_command, now));
             }
             Input::Granted { sent, left } => todo.extend(self.granted(sent, left, now)),
             Input::Hopeless => {
@@ -266,6 +266,10 @@ impl Run {
         let mut todo = self.act(act, now);
         match self.phase {
             Phase::Ending { kill_at } if now >= kill_at => todo.push(self.kill(now)),
+            Phase::Starting if self.look_at.is_some_and(|at| now >= at) => {
+                self.exit = self.stop.map_or(self.exit, Exit::Signal);
+                todo.push(self.kill(now));
+            }
             Phase::Ending { .. } if self.look_at.is_some_and(|at| now >= at) => {
                 self.look_at = Some(now + LOOK_EVERY);
                 todo.push(Do::Count);
@@ -311,7 +315,7 @@ impl Run {
         todo
     }
 
-    fn signalled(&mut self, number: i32, from_terminal: bool, from_command: bool) -> Vec<Do> {
+    fn signalled(&mut self, number: i32, from_terminal: bool, from_command: bool, now: Boot) -> Vec<Do> {
         match &mut self.phase {
             Phase::Asking { .. } if number == libc::SIGTSTP => vec![Do::StopSelf],
             Phase::Asking { giving_up } if signal::is_deadly(number) && giving_up.is_none() => {
@@ -325,6 +329,10 @@ impl Run {
             Phase::Starting | Phase::Running => {
                 if signal::is_stop(number) {
                     self.stop.get_or_insert(number);
+                    if self.phase == Phase::Starting {
+                        // A start may hang: its file on a server that is silent, or itself stopped on the way.
+                        self.look_at.get_or_insert(now + self.manner.plan.grace);
+                    }
                 }
                 if from_command || !self.manner.forward || !signal::is_forwardable(number) {
                     Vec::new()
@@ -371,6 +379,7 @@ impl Run {
             return Vec::new();
         }
         self.phase = Phase::Running;
+        self.look_at = None;
         self.early.drain(..).map(Do::Forward).collect()
     }
 
@@ -682,6 +691,20 @@ mod tests {
         assert_eq!(run.next(Input::Started, at(24_399)), []);
         assert_eq!(run.next(Input::Killed { all: true }, at(24_400)), [Do::Release]);
         assert_eq!(run.next(Input::Released, at(24_401)), [Do::Finish(Exit::Code(79))]);
+    }
+
+    #[test]
+    fn a_start_that_hangs_is_given_up_after_a_stop_signal() {
+        let mut run = run(OnLost::Terminate);
+        run.next(Input::Granted { sent: at(0), left: TTL }, at(1));
+        assert_eq!(run.next(signal(TERM), at(100)), []);
+        assert_eq!(run.next(signal(libc::SIGINT), at(200)), []);
+        assert_eq!(run.wake_at(), Some(at(5_100)));
+        assert_eq!(run.next(Input::Tick, at(5_099)), []);
+        assert_eq!(run.next(Input::Tick, at(5_100)), [Do::KillTree { by: at(29_698) }]);
+        assert_eq!(run.next(Input::Started, at(5_101)), []);
+        assert_eq!(run.next(Input::Killed { all: true }, at(5_101)), [Do::Release]);
+        assert_eq!(run.next(Input::Released, at(5_102)), [Do::Finish(Exit::Signal(TERM))]);
     }
 
     #[test]

@@ -184,6 +184,24 @@ fn a_wholly_stopped_tree_is_dead_before_the_lease() {
 }
 
 #[test]
+fn a_stop_signal_ends_a_start_that_a_stopped_keeper_does_not_get_to() {
+    let stage = Stage::new();
+    let holder = stage.run("job", &["--", "sh", "-c", "while ! [ -e go ]; do sleep 0.01; done"]).start();
+    stage.held("job");
+    let run = stage.run("job", &["--kill-after", "100ms", "--", "touch", "wrong"]).start();
+    stage.waiting("job", 1);
+    let keeper = children(&run.pid().to_string()).remove(0);
+    send(&keeper, Signal::SIGSTOP);
+    std::fs::write(stage.path("go"), "").unwrap();
+    holder.done().code(0);
+    until("it holds", || stage.held("job").contains(&format!("\"pid\":{}", run.pid())).then_some(()));
+    run.signal(Signal::SIGTERM);
+    run.done().died(Signal::SIGTERM);
+    assert!(!is_alive(&keeper) && !stage.path("wrong").exists());
+    assert!(!stage.redis::<bool>(&["EXISTS", "job"]));
+}
+
+#[test]
 fn with_only_the_keeper_stopped_rlock_goes_on_renewing() {
     let stage = Stage::new();
     let mut tree = Tree::start(&stage, &["--ttl", "2s"], &stubborn());
