@@ -144,7 +144,8 @@ fn with_on_lost_kill_a_stopped_rlock_ends_with_79_and_not_with_the_keepers_kill(
 fn an_end_in_time_is_no_loss_although_rlock_was_stopped() {
     let stage = Stage::new();
     let line = "echo $$ > first; while ! [ -e go ]; do sleep 0.01; done; exit 6";
-    let run = stage.run("job", &["--ttl", "2s", "--", "sh", "-c", line]).start();
+    // Long enough for the command to end in time on a busy machine.
+    let run = stage.run("job", &["--ttl", "6s", "--", "sh", "-c", line]).start();
     let first = stage.written("first");
     run.signal(Signal::SIGSTOP);
     std::fs::write(stage.path("go"), "").unwrap();
