@@ -26,34 +26,34 @@ end
 
 complete -c rlock -n "__fish_rlock_needs_command" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB], unix:///PATH[?db=N], local: or local:/PATH [default: local:]' -r
 complete -c rlock -n "__fish_rlock_needs_command" -l config -d 'The file of defaults [default: /etc/rlock/config.toml]' -r -F
-complete -c rlock -n "__fish_rlock_needs_command" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r
+complete -c rlock -n "__fish_rlock_needs_command" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r -f
 complete -c rlock -n "__fish_rlock_needs_command" -l password-file -d 'Read the store\'s password from this file, again at every connect' -r -F
 complete -c rlock -n "__fish_rlock_needs_command" -l json -d 'Print one JSON object a line instead of a table'
 complete -c rlock -n "__fish_rlock_needs_command" -s q -l quiet -d 'Do not say that the lock is busy or waited for'
-complete -c rlock -n "__fish_rlock_needs_command" -s v -l verbose -d 'Say more of what is done'
+complete -c rlock -n "__fish_rlock_needs_command" -s v -l verbose -d 'Say also what passes by itself: renewals that failed, locks that were restored'
 complete -c rlock -n "__fish_rlock_needs_command" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c rlock -n "__fish_rlock_needs_command" -s V -l version -d 'Print version'
 complete -c rlock -n "__fish_rlock_needs_command" -f -a "run" -d 'Run a command while holding the lock'
 complete -c rlock -n "__fish_rlock_needs_command" -f -a "inspect" -d 'Show who holds a key and who waits for it'
-complete -c rlock -n "__fish_rlock_needs_command" -f -a "list" -d 'List the keys that somebody holds or waits for'
+complete -c rlock -n "__fish_rlock_needs_command" -f -a "list" -d 'List the keys that an rlock holds or waits for'
 complete -c rlock -n "__fish_rlock_needs_command" -f -a "ttl" -d 'Print how long the lease of a key still runs'
 complete -c rlock -n "__fish_rlock_needs_command" -f -a "force-release" -d 'Take a key away from its holder'
 complete -c rlock -n "__fish_rlock_needs_command" -f -a "completions" -d 'Print the completions of a shell'
-complete -c rlock -n "__fish_rlock_using_subcommand run" -s k -l key -d 'What to lock: 1 to 512 bytes of text' -r
-complete -c rlock -n "__fish_rlock_using_subcommand run" -l ttl -d 'How long the lease runs unless renewed, 2s to 24h [default: 30s]' -r
-complete -c rlock -n "__fish_rlock_using_subcommand run" -s w -l wait -l timeout -d 'Wait at most this long for the lock, then end with 75 [default: for ever]' -r
+complete -c rlock -n "__fish_rlock_using_subcommand run" -s k -l key -d 'What to lock: 1 to 512 bytes of text' -r -f
+complete -c rlock -n "__fish_rlock_using_subcommand run" -l ttl -d 'How long the lease runs unless renewed, 2s to 24h [default: 30s]' -r -f
+complete -c rlock -n "__fish_rlock_using_subcommand run" -s w -l wait -l timeout -d 'Wait at most this long for the lock, then end with 75 [default: for ever]' -r -f
 complete -c rlock -n "__fish_rlock_using_subcommand run" -s E -l conflict-exit-code -d 'The exit code when the lock is busy [default: 75]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand run" -l on-lost -d 'What to do when the lease is about to be lost [default: terminate]' -r -f -a "terminate\t'The signal, then KILL: the command is dead before the lock can pass'
 kill\t'KILL at once'
 warn\t'Say so and let the command go on without the lock'"
 complete -c rlock -n "__fish_rlock_using_subcommand run" -l signal -d 'The first signal of --on-lost terminate [default: TERM]' -r
-complete -c rlock -n "__fish_rlock_using_subcommand run" -l kill-after -d 'The time between that signal and KILL, at most a third of the ttl [default: a sixth of the ttl, at most 5s]' -r
-complete -c rlock -n "__fish_rlock_using_subcommand run" -l label -d 'A word for people, shown beside the holder' -r
+complete -c rlock -n "__fish_rlock_using_subcommand run" -l kill-after -d 'The time between that signal and KILL, at most a third of the ttl [default: a sixth of the ttl, at most 5s]' -r -f
+complete -c rlock -n "__fish_rlock_using_subcommand run" -l label -d 'A word for people, shown beside the holder' -r -f
 complete -c rlock -n "__fish_rlock_using_subcommand run" -l report -d 'Append the outcome as one line of JSON to a file, or write it to an open descriptor' -r
-complete -c rlock -n "__fish_rlock_using_subcommand run" -s c -d 'Run this with /bin/sh' -r
+complete -c rlock -n "__fish_rlock_using_subcommand run" -s c -d 'Run this with /bin/sh' -r -f -a "(__fish_complete_command)"
 complete -c rlock -n "__fish_rlock_using_subcommand run" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB], unix:///PATH[?db=N], local: or local:/PATH [default: local:]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand run" -l config -d 'The file of defaults [default: /etc/rlock/config.toml]' -r -F
-complete -c rlock -n "__fish_rlock_using_subcommand run" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r
+complete -c rlock -n "__fish_rlock_using_subcommand run" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r -f
 complete -c rlock -n "__fish_rlock_using_subcommand run" -l password-file -d 'Read the store\'s password from this file, again at every connect' -r -F
 complete -c rlock -n "__fish_rlock_using_subcommand run" -s n -l nonblock -l nb -d 'Do not wait: end with 75 when the lock is held'
 complete -c rlock -n "__fish_rlock_using_subcommand run" -s x -l exclusive -d 'Take the lock exclusively, which is the default'
@@ -61,50 +61,50 @@ complete -c rlock -n "__fish_rlock_using_subcommand run" -l skip -d 'Do nothing,
 complete -c rlock -n "__fish_rlock_using_subcommand run" -l no-forward -d 'Do not forward signals to the command'
 complete -c rlock -n "__fish_rlock_using_subcommand run" -l json -d 'Print one JSON object a line instead of a table'
 complete -c rlock -n "__fish_rlock_using_subcommand run" -s q -l quiet -d 'Do not say that the lock is busy or waited for'
-complete -c rlock -n "__fish_rlock_using_subcommand run" -s v -l verbose -d 'Say more of what is done'
+complete -c rlock -n "__fish_rlock_using_subcommand run" -s v -l verbose -d 'Say also what passes by itself: renewals that failed, locks that were restored'
 complete -c rlock -n "__fish_rlock_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c rlock -n "__fish_rlock_using_subcommand inspect" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB], unix:///PATH[?db=N], local: or local:/PATH [default: local:]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand inspect" -l config -d 'The file of defaults [default: /etc/rlock/config.toml]' -r -F
-complete -c rlock -n "__fish_rlock_using_subcommand inspect" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r
+complete -c rlock -n "__fish_rlock_using_subcommand inspect" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r -f
 complete -c rlock -n "__fish_rlock_using_subcommand inspect" -l password-file -d 'Read the store\'s password from this file, again at every connect' -r -F
 complete -c rlock -n "__fish_rlock_using_subcommand inspect" -l json -d 'Print one JSON object a line instead of a table'
 complete -c rlock -n "__fish_rlock_using_subcommand inspect" -s q -l quiet -d 'Do not say that the lock is busy or waited for'
-complete -c rlock -n "__fish_rlock_using_subcommand inspect" -s v -l verbose -d 'Say more of what is done'
+complete -c rlock -n "__fish_rlock_using_subcommand inspect" -s v -l verbose -d 'Say also what passes by itself: renewals that failed, locks that were restored'
 complete -c rlock -n "__fish_rlock_using_subcommand inspect" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c rlock -n "__fish_rlock_using_subcommand list" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB], unix:///PATH[?db=N], local: or local:/PATH [default: local:]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand list" -l config -d 'The file of defaults [default: /etc/rlock/config.toml]' -r -F
-complete -c rlock -n "__fish_rlock_using_subcommand list" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r
+complete -c rlock -n "__fish_rlock_using_subcommand list" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r -f
 complete -c rlock -n "__fish_rlock_using_subcommand list" -l password-file -d 'Read the store\'s password from this file, again at every connect' -r -F
 complete -c rlock -n "__fish_rlock_using_subcommand list" -l json -d 'Print one JSON object a line instead of a table'
 complete -c rlock -n "__fish_rlock_using_subcommand list" -s q -l quiet -d 'Do not say that the lock is busy or waited for'
-complete -c rlock -n "__fish_rlock_using_subcommand list" -s v -l verbose -d 'Say more of what is done'
+complete -c rlock -n "__fish_rlock_using_subcommand list" -s v -l verbose -d 'Say also what passes by itself: renewals that failed, locks that were restored'
 complete -c rlock -n "__fish_rlock_using_subcommand list" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c rlock -n "__fish_rlock_using_subcommand ttl" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB], unix:///PATH[?db=N], local: or local:/PATH [default: local:]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand ttl" -l config -d 'The file of defaults [default: /etc/rlock/config.toml]' -r -F
-complete -c rlock -n "__fish_rlock_using_subcommand ttl" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r
+complete -c rlock -n "__fish_rlock_using_subcommand ttl" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r -f
 complete -c rlock -n "__fish_rlock_using_subcommand ttl" -l password-file -d 'Read the store\'s password from this file, again at every connect' -r -F
 complete -c rlock -n "__fish_rlock_using_subcommand ttl" -l ms -d 'In milliseconds: -1 for a lock without end, -2 for a free key'
 complete -c rlock -n "__fish_rlock_using_subcommand ttl" -l json -d 'Print one JSON object a line instead of a table'
 complete -c rlock -n "__fish_rlock_using_subcommand ttl" -s q -l quiet -d 'Do not say that the lock is busy or waited for'
-complete -c rlock -n "__fish_rlock_using_subcommand ttl" -s v -l verbose -d 'Say more of what is done'
+complete -c rlock -n "__fish_rlock_using_subcommand ttl" -s v -l verbose -d 'Say also what passes by itself: renewals that failed, locks that were restored'
 complete -c rlock -n "__fish_rlock_using_subcommand ttl" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c rlock -n "__fish_rlock_using_subcommand force-release" -l claim -d 'Only if this claim holds the key or waits for it, as `inspect` shows it' -r
-complete -c rlock -n "__fish_rlock_using_subcommand force-release" -s w -l wait -d 'How long to wait for the key to pass [default: until the lease ends and 2s]' -r
+complete -c rlock -n "__fish_rlock_using_subcommand force-release" -l claim -d 'Only if this claim holds the key or waits for it, as `inspect` shows it' -r -f
+complete -c rlock -n "__fish_rlock_using_subcommand force-release" -s w -l wait -d 'How long to wait for the key to pass [default: until the lease ends and 2s]' -r -f
 complete -c rlock -n "__fish_rlock_using_subcommand force-release" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB], unix:///PATH[?db=N], local: or local:/PATH [default: local:]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand force-release" -l config -d 'The file of defaults [default: /etc/rlock/config.toml]' -r -F
-complete -c rlock -n "__fish_rlock_using_subcommand force-release" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r
+complete -c rlock -n "__fish_rlock_using_subcommand force-release" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r -f
 complete -c rlock -n "__fish_rlock_using_subcommand force-release" -l password-file -d 'Read the store\'s password from this file, again at every connect' -r -F
 complete -c rlock -n "__fish_rlock_using_subcommand force-release" -s y -l yes -d 'Do not ask'
 complete -c rlock -n "__fish_rlock_using_subcommand force-release" -l now -d 'Pass the key on at once, while the holder\'s command may still run: two may run side by side'
 complete -c rlock -n "__fish_rlock_using_subcommand force-release" -l json -d 'Print one JSON object a line instead of a table'
 complete -c rlock -n "__fish_rlock_using_subcommand force-release" -s q -l quiet -d 'Do not say that the lock is busy or waited for'
-complete -c rlock -n "__fish_rlock_using_subcommand force-release" -s v -l verbose -d 'Say more of what is done'
+complete -c rlock -n "__fish_rlock_using_subcommand force-release" -s v -l verbose -d 'Say also what passes by itself: renewals that failed, locks that were restored'
 complete -c rlock -n "__fish_rlock_using_subcommand force-release" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c rlock -n "__fish_rlock_using_subcommand completions" -l url -d 'The store: redis://[USER@]HOST[:PORT][/DB], unix:///PATH[?db=N], local: or local:/PATH [default: local:]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand completions" -l config -d 'The file of defaults [default: /etc/rlock/config.toml]' -r -F
-complete -c rlock -n "__fish_rlock_using_subcommand completions" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r
+complete -c rlock -n "__fish_rlock_using_subcommand completions" -l store-timeout -d 'How long the store may be silent before rlock gives up with 69 [default: 30s]' -r -f
 complete -c rlock -n "__fish_rlock_using_subcommand completions" -l password-file -d 'Read the store\'s password from this file, again at every connect' -r -F
 complete -c rlock -n "__fish_rlock_using_subcommand completions" -l json -d 'Print one JSON object a line instead of a table'
 complete -c rlock -n "__fish_rlock_using_subcommand completions" -s q -l quiet -d 'Do not say that the lock is busy or waited for'
-complete -c rlock -n "__fish_rlock_using_subcommand completions" -s v -l verbose -d 'Say more of what is done'
+complete -c rlock -n "__fish_rlock_using_subcommand completions" -s v -l verbose -d 'Say also what passes by itself: renewals that failed, locks that were restored'
 complete -c rlock -n "__fish_rlock_using_subcommand completions" -s h -l help -d 'Print help (see more with \'--help\')'

@@ -21,6 +21,9 @@ use crate::error::Error;
 /// Where commands are looked for when PATH is not set, as the C library does.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
+/// The longest part shown of PATH.
+const MOST_SHOWN: usize = 120;
+
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ending {
@@ -88,11 +91,16 @@ pub fn find(name: &OsStr) -> Result<PathBuf, Error> {
 
 fn find_in(name: &OsStr, path: &OsStr) -> Result<PathBuf, Error> {
     let shown = name.display();
+    // A command line that was quoted as one word.
+    let has_blank = name.as_bytes().contains(&b' ');
+    let hint = if has_blank { "; for a line of shell give -c before it" } else { "" };
     if name.as_bytes().contains(&b'/') {
         let file = PathBuf::from(name);
         return match look_at(&file) {
             Found::Program => Ok(file),
-            Found::Nothing => Err(Error::NotFound(format!("`{shown}` does not exist; check the path of the command"))),
+            Found::Nothing => {
+                Err(Error::NotFound(format!("`{shown}` does not exist; check the path of the command{hint}")))
+            }
             Found::Unusable(why) => Err(Error::CannotRun(format!("`{shown}` cannot be run: {why}"))),
         };
     }
@@ -107,12 +115,18 @@ fn find_in(name: &OsStr, path: &OsStr) -> Result<PathBuf, Error> {
             Found::Unusable(why) => unusable = unusable.or(Some((file, why))),
         }
     }
+    let chars: Vec<char> = path.to_string_lossy().chars().collect();
+    let searched: String = if chars.len() > MOST_SHOWN {
+        let (begin, end) = (&chars[..MOST_SHOWN / 2], &chars[chars.len() - MOST_SHOWN / 2..]);
+        begin.iter().chain(['…'].iter()).chain(end).collect()
+    } else {
+        chars.iter().collect()
+    };
     Err(match unusable {
         Some((file, why)) => Error::CannotRun(format!("`{}` cannot be run: {why}", file.display())),
-        None => Error::NotFound(format!(
-            "`{shown}` was not found in PATH={}; give its full path or set PATH",
-            path.display()
-        )),
+        None => {
+            Error::NotFound(format!("`{shown}` was not found in PATH={searched}; give its full path or set PATH{hint}"))
+        }
     })
 }
 
@@ -165,6 +179,10 @@ mod tests {
         assert!(matches!(look("missing"), Err(Error::NotFound(text)) if text.contains(path.to_str().unwrap())));
         assert!(matches!(look("dangling"), Err(Error::NotFound(_))));
         assert!(matches!(look(""), Err(Error::NotFound(_))));
+        let line = look("echo hi").unwrap_err().to_string();
+        assert!(line.contains("give -c before it"), "{line}");
+        let line = find_in("missing".as_ref(), "/no/such/directory:".repeat(100).as_ref()).unwrap_err().to_string();
+        assert!(line.contains('…') && line.chars().count() < 200, "{line}");
         assert_eq!(find_in("src".as_ref(), "".as_ref()).unwrap_err().code(), 126, "an empty entry is here");
     }
 

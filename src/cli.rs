@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, ValueHint};
 
 /// Run a command while holding a lock that other hosts respect.
 ///
@@ -51,13 +51,13 @@ pub struct Global {
     ///
     /// TOML with the long options' names as keys, for example `url = "redis://db1"`. The order is: option,
     /// environment, file, default. There is no file per user, so that a run by hand meets the same store as cron.
-    #[arg(long, global = true, value_name = "FILE", env = "RLOCK_CONFIG", hide_env_values = true)]
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath, env = "RLOCK_CONFIG", hide_env_values = true)]
     pub config: Option<PathBuf>,
     /// How long the store may be silent before rlock gives up with 69 [default: 30s]
-    #[arg(long, global = true, value_name = "DUR", allow_negative_numbers = true)]
+    #[arg(long, global = true, value_name = "DUR", value_hint = ValueHint::Other, allow_negative_numbers = true)]
     pub store_timeout: Option<String>,
     /// Read the store's password from this file, again at every connect
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub password_file: Option<PathBuf>,
     /// Print one JSON object a line instead of a table
     #[arg(long, global = true)]
@@ -65,7 +65,7 @@ pub struct Global {
     /// Do not say that the lock is busy or waited for
     #[arg(short, long, global = true)]
     pub quiet: bool,
-    /// Say more of what is done
+    /// Say also what passes by itself: renewals that failed, locks that were restored
     #[arg(short, long, global = true)]
     pub verbose: bool,
 }
@@ -83,7 +83,9 @@ pub enum Task {
     ///
     /// Ends with 1 when one of the keys is free. A lock that is not rlock's is shown for what it is.
     Inspect(Inspect),
-    /// List the keys that somebody holds or waits for.
+    /// List the keys that an rlock holds or waits for.
+    ///
+    /// A key that another program holds is listed only where an rlock waits for it; `inspect` shows it.
     List(List),
     /// Print how long the lease of a key still runs.
     ///
@@ -104,19 +106,19 @@ pub enum Task {
 #[command(after_long_help = AFTER_RUN, override_usage = "rlock run [OPTIONS] -k <KEY> [--] <COMMAND>...\n       rlock run [OPTIONS] -k <KEY> -c <STRING>")]
 pub struct Run {
     /// What to lock: 1 to 512 bytes of text
-    #[arg(short, long = "key", value_name = "KEY", required = true)]
+    #[arg(short, long = "key", value_name = "KEY", required = true, value_hint = ValueHint::Other)]
     pub keys: Vec<OsString>,
     /// How long the lease runs unless renewed, 2s to 24h [default: 30s]
     ///
     /// rlock renews it every third of this. It is how long others wait when this host dies, and how long the store
     /// may be away before the command is stopped. 5s and more is advised.
-    #[arg(long, value_name = "DUR", allow_negative_numbers = true)]
+    #[arg(long, value_name = "DUR", value_hint = ValueHint::Other, allow_negative_numbers = true)]
     pub ttl: Option<String>,
     /// Do not wait: end with 75 when the lock is held
     #[arg(short, long, visible_alias = "nb", conflicts_with = "wait")]
     pub nonblock: bool,
     /// Wait at most this long for the lock, then end with 75 [default: for ever]
-    #[arg(short, long, value_name = "DUR", allow_negative_numbers = true, visible_alias = "timeout")]
+    #[arg(short, long, value_name = "DUR", value_hint = ValueHint::Other, allow_negative_numbers = true, visible_alias = "timeout")]
     pub wait: Option<String>,
     /// Take the lock exclusively, which is the default
     #[arg(short = 'x', long, short_alias = 'e')]
@@ -134,10 +136,10 @@ pub struct Run {
     #[arg(long, value_name = "SIGNAL")]
     pub signal: Option<String>,
     /// The time between that signal and KILL, at most a third of the ttl [default: a sixth of the ttl, at most 5s]
-    #[arg(long, value_name = "DUR", allow_negative_numbers = true)]
+    #[arg(long, value_name = "DUR", value_hint = ValueHint::Other, allow_negative_numbers = true)]
     pub kill_after: Option<String>,
     /// A word for people, shown beside the holder
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_hint = ValueHint::Other)]
     pub label: Option<OsString>,
     /// Append the outcome as one line of JSON to a file, or write it to an open descriptor
     #[arg(long, value_name = "FILE|fd:N")]
@@ -148,10 +150,10 @@ pub struct Run {
     #[arg(long)]
     pub no_forward: bool,
     /// Run this with /bin/sh
-    #[arg(short = 'c', value_name = "STRING", conflicts_with = "command")]
+    #[arg(short = 'c', value_name = "STRING", conflicts_with = "command", value_hint = ValueHint::CommandString)]
     pub shell: Option<OsString>,
     /// The command and its arguments, passed on as they are
-    #[arg(value_name = "COMMAND", trailing_var_arg = true, required_unless_present = "shell")]
+    #[arg(value_name = "COMMAND", trailing_var_arg = true, required_unless_present = "shell", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
 }
 
@@ -173,7 +175,7 @@ pub enum OnLost {
 )]
 pub struct Inspect {
     /// What is locked
-    #[arg(value_name = "KEY", required = true)]
+    #[arg(value_name = "KEY", required = true, value_hint = ValueHint::Other)]
     pub keys: Vec<OsString>,
 }
 
@@ -182,7 +184,7 @@ pub struct Inspect {
 #[command(after_long_help = "Examples:\n  rlock list\n  rlock list 'job:*'")]
 pub struct List {
     /// Only the keys that this glob matches: * ? [a-z]
-    #[arg(value_name = "PATTERN")]
+    #[arg(value_name = "PATTERN", value_hint = ValueHint::Other)]
     pub pattern: Option<OsString>,
 }
 
@@ -191,7 +193,7 @@ pub struct List {
 #[command(after_long_help = "Examples:\n  rlock ttl job:backup\n  rlock ttl --ms job:backup")]
 pub struct Ttl {
     /// What is locked
-    #[arg(value_name = "KEY", required = true)]
+    #[arg(value_name = "KEY", required = true, value_hint = ValueHint::Other)]
     pub keys: Vec<OsString>,
     /// In milliseconds: -1 for a lock without end, -2 for a free key
     #[arg(long)]
@@ -203,10 +205,10 @@ pub struct Ttl {
 #[command(after_long_help = AFTER_FORCE_RELEASE)]
 pub struct ForceRelease {
     /// What is locked
-    #[arg(value_name = "KEY")]
+    #[arg(value_name = "KEY", value_hint = ValueHint::Other)]
     pub key: OsString,
     /// Only if this claim holds the key or waits for it, as `inspect` shows it
-    #[arg(long, value_name = "CLAIM")]
+    #[arg(long, value_name = "CLAIM", value_hint = ValueHint::Other)]
     pub claim: Option<String>,
     /// Do not ask
     #[arg(short, long)]
@@ -215,7 +217,7 @@ pub struct ForceRelease {
     #[arg(long)]
     pub now: bool,
     /// How long to wait for the key to pass [default: until the lease ends and 2s]
-    #[arg(short, long, value_name = "DUR", allow_negative_numbers = true, conflicts_with = "now")]
+    #[arg(short, long, value_name = "DUR", value_hint = ValueHint::Other, allow_negative_numbers = true, conflicts_with = "now")]
     pub wait: Option<String>,
 }
 
@@ -295,15 +297,49 @@ where
     I: IntoIterator,
     I::Item: Into<OsString>,
 {
-    let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
+    let mut words: Vec<OsString> = words.into_iter().map(Into::into).collect();
+    if words.get(1).is_some_and(|word| word == "help") {
+        words.remove(1);
+        words.truncate(2);
+        words.push("--help".into());
+    }
     let mut command = Cli::command();
     let named = words.iter().skip(1).find_map(|word| command.find_subcommand(word).map(clap::Command::get_name));
     let help = named.map_or("rlock --help".into(), |name| format!("rlock {name} --help"));
+    let is_key =
+        |word: &OsString| word.to_str().is_some_and(|word| word.starts_with("-k") || word.starts_with("--key"));
+    if named.is_none() && words.get(1).is_some_and(is_key) {
+        let line = "the subcommand is missing before -k, as in: rlock run -k KEY -- COMMAND; try: rlock --help";
+        return Err(Stop::Usage(line.into()));
+    }
+    let near = nearest(&command, &words);
+    let help = near.map_or(help, |name| format!("rlock {name} (a similar subcommand), or rlock --help"));
     let matches = command.try_get_matches_from_mut(&words).map_err(|error| stop(&error, &help))?;
     let mut cli = Cli::from_arg_matches(&matches).map_err(|error| stop(&error, &help))?;
     let sub = matches.subcommand().map_or(&matches, |(_, sub)| sub);
     cli.global.url_from_environment = sub.value_source("url") == Some(ValueSource::EnvVariable);
     Ok(cli)
+}
+
+/// The subcommand that the first word is one slip away from, where the parser sees none: its measure is too strict for
+/// short words.
+fn nearest(command: &clap::Command, words: &[OsString]) -> Option<String> {
+    let typed = words.get(1)?.to_str()?;
+    let names = command.get_subcommands().map(clap::Command::get_name);
+    names.filter(|name| name.len() <= 4).find(|name| is_slip(typed, name)).map(str::to_owned)
+}
+
+/// Whether one character too many, missing, wrong, or two in the wrong order make `typed` of `meant`.
+fn is_slip(typed: &str, meant: &str) -> bool {
+    let (typed, meant): (Vec<char>, Vec<char>) = (typed.chars().collect(), meant.chars().collect());
+    let same = typed.iter().zip(&meant).take_while(|(a, b)| a == b).count();
+    let (typed, meant) = (&typed[same..], &meant[same..]);
+    let same = typed.iter().rev().zip(meant.iter().rev()).take_while(|(a, b)| a == b).count();
+    match (&typed[..typed.len() - same], &meant[..meant.len() - same]) {
+        ([], []) => false,
+        ([a, b], [c, d]) => a == d && b == c,
+        (typed, meant) => typed.len() <= 1 && meant.len() <= 1,
+    }
 }
 
 /// The parser's words as one line that ends in what to try.
@@ -412,6 +448,17 @@ mod tests {
                 "invalid value 'cry' for '--on-lost <WHAT>'",
                 "try: rlock run --help",
             ),
+            (
+                &["rlock", "-k", "a", "--", "true"],
+                "the subcommand is missing before -k, as in: rlock run -k KEY",
+                "try: rlock --help",
+            ),
+            (
+                &["rlock", "rnu"],
+                "unrecognized subcommand 'rnu'",
+                "try: rlock run (a similar subcommand), or rlock --help",
+            ),
+            (&["rlock", "help", "frobnicate"], "unrecognized subcommand", "try: rlock --help"),
             (&["rlock", "completions", "tcsh"], "invalid value 'tcsh'", "try: rlock completions --help"),
             (&["rlock", "force-release"], "the following required", "try: rlock force-release --help"),
         ] {
@@ -422,8 +469,24 @@ mod tests {
 
     #[test]
     fn help_and_version_are_shown() {
+        let shown = |words: &[&str]| match parse(words) {
+            Err(Stop::Shown(text)) => text,
+            other => panic!("{words:?}: {other:?}"),
+        };
         for words in [&["rlock", "--help"][..], &["rlock", "run", "-h"], &["rlock", "--version"]] {
-            assert!(matches!(parse(words), Err(Stop::Shown(_))), "{words:?}");
+            assert!(!shown(words).is_empty(), "{words:?}");
+        }
+        assert_eq!(shown(&["rlock", "help"]), shown(&["rlock", "--help"]));
+        assert_eq!(shown(&["rlock", "help", "run"]), shown(&["rlock", "run", "--help"]));
+    }
+
+    #[test]
+    fn one_slip_is_forgiven() {
+        for typed in ["rnu", "urn", "ru", "runn", "rum", "rin"] {
+            assert!(is_slip(typed, "run"), "{typed}");
+        }
+        for typed in ["run", "rm", "nur", "ruler", ""] {
+            assert!(!is_slip(typed, "run"), "{typed}");
         }
     }
 

@@ -1,8 +1,8 @@
 //! The subcommands beside `run`: they look at the store and print what they find.
 //!
 //! Nothing is to be undone when one of them is ended by a signal, so signals keep their default effect, also while a
-//! pager or a question is waited for. Only `force-release`, once it has told a holder to stop, takes them, to say what
-//! it leaves behind.
+//! pager or a question is waited for. Only `force-release`, once it tells a holder to stop, takes SIGINT, to say
+//! what it leaves behind.
 
 pub mod completions;
 pub mod force_release;
@@ -27,7 +27,7 @@ use crate::timing;
 /// The longest pause between two tries.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A signal ended the command before it was done.
+/// SIGINT ended the command before it was done.
 #[derive(Clone, Copy, Debug)]
 pub struct Interrupted;
 

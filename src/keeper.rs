@@ -17,11 +17,12 @@ use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 use nix::sys::wait::WaitPidFlag;
-use nix::unistd::{Pid, getpid};
+use nix::unistd::{Pid, getpid, pipe2};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -108,6 +109,8 @@ enum Order {
 pub struct Keeper {
     pid: Pid,
     socket: OwnedFd,
+    /// Ends with the keeper, and then lets us go on if we are stopped: nobody else would end the tree.
+    _line: OwnedFd,
     slot: Slot,
     first: Option<Pid>,
     kin: Vec<Pid>,
@@ -124,14 +127,17 @@ impl Keeper {
         prctl::set_child_subreaper(true).map_err(failed)?;
         let (ours, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).map_err(failed)?;
+        let (our_line, their_line) = pipe2(OFlag::O_CLOEXEC).map_err(failed)?;
         let slot = Slot::new().map_err(failed)?;
         let kin = child::children_of(getpid());
         let Some(pid) = sys::fork().map_err(failed)? else {
-            drop(ours);
-            serve::serve(spec, theirs, slot);
+            drop((ours, our_line));
+            serve::serve(spec, theirs, their_line, slot);
         };
-        drop(theirs);
-        let keeper = Self { pid, socket: ours, slot, first: None, kin, is_starting: false, gone: false };
+        drop((theirs, their_line));
+        sys::go_on_at(our_line.as_fd()).map_err(failed)?;
+        let keeper =
+            Self { pid, socket: ours, _line: our_line, slot, first: None, kin, is_starting: false, gone: false };
         keeper.wait_ready().map_err(failed)?;
         Ok(keeper)
     }

@@ -151,18 +151,24 @@ impl Settings {
         let (settings, task) = resolve(cli, &file)?;
         if let Some(path) = &settings.store.password_file {
             let readable = path.metadata().and_then(|meta| {
-                if meta.is_file() {
-                    std::fs::File::open(path).map(drop)
-                } else {
-                    Err(std::io::Error::other("it is not a regular file"))
+                if !meta.is_file() {
+                    return Err(std::io::Error::other("it is not a regular file"));
                 }
+                std::fs::File::open(path)?;
+                Ok(meta.len())
             });
-            readable.map_err(|error| {
+            let length = readable.map_err(|error| {
                 Error::Config(format!(
                     "cannot read the password file {}: {error}; correct --password-file",
                     path.display()
                 ))
             })?;
+            if length == 0 {
+                return Err(Error::Config(format!(
+                    "the password file {} is empty; write the password into it, or name another with --password-file",
+                    path.display()
+                )));
+            }
         }
         Ok((settings, task))
     }

@@ -41,6 +41,11 @@ pub struct Received {
 }
 
 impl Received {
+    /// Whether it is the kernel's word about a descriptor of ours ([`sys::go_on_at`]).
+    pub fn is_from_descriptor(&self) -> bool {
+        self.signal == libc::SIGCONT && self.code > 0 && self.code != libc::SI_KERNEL
+    }
+
     /// Whether the terminal sent it, and so gave it to the whole group already. A hang-up that reaches the session's
     /// leader, and the CONT that follows it, are meant for it alone.
     pub fn is_from_terminal(&self) -> bool {

@@ -5,7 +5,7 @@
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr;
@@ -224,6 +224,21 @@ pub fn shared_words() -> io::Result<&'static [AtomicU64; 2]> {
     }
     // SAFETY: the page is zeroed, aligned, large enough and never unmapped, and is only used through atomics.
     Ok(unsafe { &*page.cast::<[AtomicU64; 2]>() })
+}
+
+/// `fcntl`'s `F_SETSIG`, which the libc crate does not have.
+const F_SETSIG: c_int = 10;
+
+/// Has the kernel send SIGCONT to this process, so that it goes on even if it is stopped, when something happens at
+/// `fd`: at the read end of a pipe that nobody writes to, when its last writer has ended.
+pub fn go_on_at(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let fd = fd.as_raw_fd();
+    // SAFETY: these calls change how an open descriptor signals, and touch no memory.
+    unsafe {
+        check(libc::fcntl(fd, libc::F_SETOWN, libc::getpid()))?;
+        check(libc::fcntl(fd, F_SETSIG, libc::SIGCONT))?;
+        check(libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK))
+    }
 }
 
 fn check(result: c_int) -> io::Result<()> {

@@ -14,9 +14,9 @@ use crate::claim::{Condemnation, Entry};
 use crate::clock::Boot;
 use crate::error::Error;
 use crate::exit::{self, Exit};
-use crate::report::{self, ForeignView, HolderView, inspect_hint};
+use crate::report::{self, ForeignView, HolderView, Who, inspect_hint};
 use crate::settings::{ForceReleaseSettings, Settings};
-use crate::store::{Foreign, Look};
+use crate::store::{Foreign, Look, Trouble};
 use crate::text::{escape, quoted, short, shown};
 
 /// What is waited beyond the lease's end.
@@ -84,18 +84,18 @@ pub fn force_release(settings: &Settings, force: &ForceReleaseSettings) -> anyho
     let holders: Vec<HolderView> = look.holders.iter().map(view).collect();
     let foreign = look.foreign.as_ref().map(ForeignView::new);
     let key = key_shown(force);
-    let was = match (&holders[..], &foreign) {
+    let (is, was) = match (&holders[..], &foreign) {
         ([first, more @ ..], _) => {
             let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
-            first.line() + &more
+            (first.line() + &more, first.past() + &more)
         }
-        ([], Some(foreign)) => foreign.line(),
-        ([], None) => String::new(),
+        ([], Some(foreign)) => (foreign.line(), foreign.what.clone()),
+        ([], None) => (String::new(), String::new()),
     };
     let (outcome, why) = match target {
         Target::Nothing => (Outcome::NotHeld, format!("`{key}` was not held")),
-        Target::Another => (Outcome::LeftAlone, format!("`{key}` is held by {was}, not by that claim; left alone")),
-        Target::Foreign(found) => remove_foreign(&mut desk, force, &found, &was)?,
+        Target::Another => (Outcome::LeftAlone, format!("`{key}` is held by {is}, not by that claim; left alone")),
+        Target::Foreign(found) => remove_foreign(&mut desk, force, &found, &is, &was)?,
         Target::Waiter(waiter) => {
             confirm(force, &format!("claim {} waits for `{key}`", waiter.id), "Remove it from the queue?")?
                 .map_or_else(|| remove(&mut desk, force, &waiter), Ok)?
@@ -106,7 +106,7 @@ pub fn force_release(settings: &Settings, force: &ForceReleaseSettings) -> anyho
             } else {
                 "Stop the command and free the key?"
             };
-            match confirm(force, &format!("`{key}` is held by {was}"), ask)? {
+            match confirm(force, &format!("`{key}` is held by {is}"), ask)? {
                 Some(declined) => declined,
                 None if force.now => pass_at_once(&mut desk, force, &targets, &was)?,
                 None => stop_and_wait(&mut desk, force, &targets, &was)?,
@@ -185,27 +185,35 @@ fn remove_foreign(
     desk: &mut Desk,
     force: &ForceReleaseSettings,
     found: &Foreign,
+    is: &str,
     was: &str,
 ) -> anyhow::Result<(Outcome, String)> {
     let key = key_shown(force);
     if !force.now {
         let hint =
             if found.seen.is_empty() { String::new() } else { "; --now removes it, whatever it protects".into() };
-        return Ok((Outcome::LeftAlone, format!("`{key}` is held by {was}, which is not rlock's; left alone{hint}")));
+        return Ok((Outcome::LeftAlone, format!("`{key}` is held by {is}, which is not rlock's; left alone{hint}")));
     }
     if found.seen.is_empty() {
         let command = format!("redis-cli DEL {}", quoted(force.key.as_str()));
         return Ok((
             Outcome::LeftAlone,
-            format!("`{key}` is held by {was}, which rlock does not remove; left alone (to remove it: {command})"),
+            format!("`{key}` is held by {is}, which rlock does not remove; left alone (to remove it: {command})"),
         ));
     }
     if let Some(declined) =
-        confirm(force, &format!("`{key}` is held by {was}, which is not rlock's"), "Remove it, whatever it protects?")?
+        confirm(force, &format!("`{key}` is held by {is}, which is not rlock's"), "Remove it, whatever it protects?")?
     {
         return Ok(declined);
     }
-    if desk.ask(|store, by| store.remove_foreign(&force.key, found, by))? {
+    // A try without an answer may have removed it, and then the next one finds nothing to remove.
+    let mut is_unsure = false;
+    let removed = desk.ask(|store, by| {
+        let answer = store.remove_foreign(&force.key, found, by);
+        is_unsure |= matches!(answer, Err(Trouble::Unknown(_)));
+        answer
+    })?;
+    if removed || is_unsure && desk.look(&force.key)?.foreign.is_none() {
         Ok((Outcome::ForeignRemoved, format!("`{key}` was held by {was}; removed")))
     } else {
         Ok((
@@ -252,22 +260,44 @@ fn stop_and_wait(
     }
     // From here on there is something to say when a signal comes.
     let cancel = desk.cancel.clone();
-    ctrlc::set_handler(move || cancel.fire()).map_err(|error| Error::Os(format!("cannot take signals: {error}")))?;
+    ctrlc::set_handler(move || cancel.fire()).map_err(|error| Error::Os(format!("cannot take SIGINT: {error}")))?;
     let key = key_shown(force);
-    let passed = wait(desk, force, targets);
+    let mut told = false;
+    let passed = wait(desk, force, targets, &mut told);
     if passed.as_ref().is_err_and(anyhow::Error::is::<Interrupted>) {
-        desk.voice.say(&format!("no longer waited for; the holder of `{key}` was told to stop all the same"));
+        let line = if told {
+            format!("no longer waited for; the holder of `{key}` was told to stop all the same")
+        } else {
+            let hint = inspect_hint(force.key.as_str());
+            format!("no longer waited for; whether the holder of `{key}` was told to stop is not known ({hint})")
+        };
+        desk.voice.say(&line);
     }
-    Ok(if passed? {
-        (Outcome::Passed, format!("`{key}` was held by {was}; it has passed"))
+    Ok(if let Some(look) = passed? {
+        (Outcome::Passed, format!("`{key}` was held by {was}; {}", became(&look)))
     } else {
         let hint = "its command has not ended; wait for its lease to end, or give --now and two may run side by side";
         (Outcome::NotPassed, format!("`{key}` is still held by {was}; {hint}"))
     })
 }
 
-/// Condemns the targets and waits until none of them holds; false when the time is over first.
-fn wait(desk: &mut Desk, force: &ForceReleaseSettings, targets: &[Entry]) -> anyhow::Result<bool> {
+/// What became of a key that its holder let go.
+fn became(look: &Look) -> String {
+    match (&look.holders[..], &look.foreign) {
+        ([next, ..], _) => format!("it has passed to {}", Who::from_members(&next.record).shown()),
+        ([], Some(foreign)) => format!("it is now {}", shown(&foreign.what, 120)),
+        ([], None) => "it is free".into(),
+    }
+}
+
+/// Condemns the targets and waits until none of them holds: the look that shows it, none when the time is over first. `told` becomes true once
+/// a holder's condemnation is answered.
+fn wait(
+    desk: &mut Desk,
+    force: &ForceReleaseSettings,
+    targets: &[Entry],
+    told: &mut bool,
+) -> anyhow::Result<Option<Look>> {
     let start = Boot::now();
     let mut end = start + force.wait.unwrap_or(BEYOND);
     let mut unmarked: Vec<Entry> = targets.to_vec();
@@ -277,6 +307,7 @@ fn wait(desk: &mut Desk, force: &ForceReleaseSettings, targets: &[Entry]) -> any
             let ttl = Duration::from_millis(held.ttl_ms);
             let sent = Boot::now();
             let answer = desk.ask(|store, by| store.condemn(&force.key, held.id, ttl, by))?;
+            *told = true;
             if let (Condemnation::Marked { left_ms }, None) = (answer, force.wait) {
                 end = end.max(sent + Duration::from_millis(left_ms) + BEYOND);
                 desk.voice.say_verbose(&format!(
@@ -290,10 +321,10 @@ fn wait(desk: &mut Desk, force: &ForceReleaseSettings, targets: &[Entry]) -> any
         let still: Vec<&Entry> =
             look.holders.iter().filter(|held| targets.iter().any(|target| target.id == held.id)).collect();
         if still.is_empty() {
-            return Ok(true);
+            return Ok(Some(look));
         }
         if end.left().is_zero() {
-            return Ok(false);
+            return Ok(None);
         }
         // The store may have lost a mark, with its data or to a failover.
         unmarked = still.into_iter().filter(|held| !look.condemned.contains(&held.id)).cloned().collect();

@@ -38,8 +38,8 @@ const AGAIN: Duration = Duration::from_millis(50);
 const MOST_LEFT: usize = 16;
 
 /// Runs the keeper, in the process that was forked for it. Everything of rlock's that it inherited is left as it is.
-pub(super) fn serve(spec: Spec, socket: OwnedFd, slot: Slot) -> ! {
-    let served = catch_unwind(AssertUnwindSafe(|| match Serve::new(spec, socket, slot) {
+pub(super) fn serve(spec: Spec, socket: OwnedFd, line: OwnedFd, slot: Slot) -> ! {
+    let served = catch_unwind(AssertUnwindSafe(|| match Serve::new(spec, socket, line, slot) {
         Some(serve) => serve.run(),
         None => sys::exit_now(exit::OS.into()),
     }));
@@ -65,6 +65,8 @@ enum Life {
 struct Serve {
     spec: Spec,
     socket: OwnedFd,
+    /// It is open as long as we live.
+    line: OwnedFd,
     slot: Slot,
     signals: SignalFd,
     /// Wakes us even when we are stopped.
@@ -89,7 +91,7 @@ enum Kill {
 }
 
 impl Serve {
-    fn new(spec: Spec, socket: OwnedFd, slot: Slot) -> Option<Self> {
+    fn new(spec: Spec, socket: OwnedFd, line: OwnedFd, slot: Slot) -> Option<Self> {
         let prepared = prepare();
         let ready = prepared.as_ref().map(|_| ()).map_err(|errno| *errno as i32);
         // rlock goes on from here: nothing of what wakes us may still be missing.
@@ -98,6 +100,7 @@ impl Serve {
         Some(Self {
             spec,
             socket,
+            line,
             slot,
             signals,
             timer,
@@ -169,8 +172,10 @@ impl Serve {
 
     /// In the forked child.
     fn become_command(&self, environment: Environment, tell: &OwnedFd, keeper: Pid) -> ! {
-        // rlock learns from the end of this socket that the keeper is dead; nothing here uses it any more.
-        let _ = close(self.socket.as_raw_fd());
+        // rlock learns from the end of these that the keeper is dead; nothing here uses them any more.
+        for fd in [&self.socket, &self.line] {
+            let _ = close(fd.as_raw_fd());
+        }
         let argv = self.spec.program.argv();
         let mut command = Command::new(self.spec.program.path());
         command.arg0(&argv[0]).args(&argv[1..]).envs(environment.set);
@@ -186,7 +191,7 @@ impl Serve {
 
     /// Closes what only the command needs: a pipe must end when the command ends, not when we do.
     fn let_go(&self, told: &OwnedFd) {
-        let own = [self.socket.as_raw_fd(), self.signals.as_fd().as_raw_fd(), told.as_raw_fd()];
+        let own = [self.socket.as_fd(), self.line.as_fd(), self.signals.as_fd(), told.as_fd()].map(|fd| fd.as_raw_fd());
         sys::close_all_but(&[&own, &self.spec.keep[..]].concat());
         let null = OpenOptions::new().read(true).write(true).open("/dev/null");
         // Any descriptor that nobody else waits for will do.

@@ -12,6 +12,9 @@ use crate::text::{quoted, short, short_ms, shown};
 /// The longest part shown of a key.
 const MOST_SHOWN: usize = 120;
 
+/// The same where the line is to fit on a terminal: time, position and lease stay within 80 columns.
+const MOST_SHOWN_LIVE: usize = 16;
+
 /// That the key is held, by whom, since when, and what is left of the lease. `now_ms` is the store's clock, or the
 /// nearest to it that is known.
 pub fn held(key: &str, holders: &[Entry], now_ms: u64) -> String {
@@ -104,11 +107,10 @@ impl Waiting {
         if waited < Duration::from_secs(1) {
             return;
         }
-        let line = || line(waited, key, position, holders, now_ms);
         if voice.has_terminal() {
-            voice.live(&line());
+            voice.live(&live_line(waited, key, position, holders, now_ms));
         } else if self.is_due(waited, holders.first().map(|holder| holder.id)) {
-            voice.say_unless_quiet(&line());
+            voice.say_unless_quiet(&line(waited, key, position, holders, now_ms));
         }
     }
 
@@ -141,6 +143,23 @@ fn next(told: Duration) -> Duration {
 fn line(waited: Duration, key: &str, position: usize, holders: &[Entry], now_ms: u64) -> String {
     let key = self::key(key);
     format!("waiting for `{key}` for {}, {}, position {position}", short(waited), by(holders, now_ms))
+}
+
+/// The same for a terminal, whose width may cut it: what changes comes first, and a long key is cut.
+fn live_line(waited: Duration, key: &str, position: usize, holders: &[Entry], now_ms: u64) -> String {
+    let (key, waited) = (shown(key, MOST_SHOWN_LIVE), short(waited));
+    let (lease, holder) = match holders.first() {
+        Some(first) => (
+            format!(", lease {} left", short_ms(first.until_ms.saturating_sub(now_ms))),
+            format!(
+                "{} for {}",
+                Who::from_members(&first.record).shown(),
+                short_ms(now_ms.saturating_sub(first.since_ms))
+            ),
+        ),
+        None => (String::new(), "something that is not rlock's".into()),
+    };
+    format!("waiting for `{key}` for {waited}, position {position}{lease}, held by {holder}")
 }
 
 #[cfg(test)]
@@ -185,6 +204,17 @@ mod tests {
             line(Duration::from_secs(130), "k", 2, &[entry(1, DB1)], 1_720_000),
             "waiting for `k` for 2m10s, held by backup@db1 pid 4121 (pg_dump) for 12m, lease 21s left, position 2"
         );
+    }
+
+    #[test]
+    fn a_waiting_line_on_a_terminal_begins_with_what_changes() {
+        let line = |key| live_line(Duration::from_secs(130), key, 2, &[entry(1, DB1)], 1_720_000);
+        assert_eq!(
+            line("k"),
+            "waiting for `k` for 2m10s, position 2, lease 21s left, held by backup@db1 pid 4121 (pg_dump) for 12m"
+        );
+        let seen: String = format!("rlock: {}", line(&"x".repeat(512))).chars().take(79).collect();
+        assert!(seen.contains("position 2, lease 21s left"), "{seen}");
     }
 
     #[test]

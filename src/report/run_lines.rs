@@ -9,6 +9,7 @@ use crate::claim::Entry;
 use crate::lease::{Loss, OnLost};
 use crate::store::{Look, Trouble};
 use crate::text::{short, shown};
+use crate::timing;
 
 /// How many processes are named.
 const MOST_NAMED: usize = 5;
@@ -56,7 +57,11 @@ pub fn stopped(name: &str, left: Option<Duration>) -> String {
         Some(left) => {
             format!("`{}`: stopped; the lease ends in {}, and the command before it", key(name), short(left))
         }
-        None => format!("waiting for `{}`: stopped; the place in the queue lapses in 10s", key(name)),
+        None => format!(
+            "waiting for `{}`: stopped; the place in the queue lapses in {}",
+            key(name),
+            short(timing::HEARTBEAT)
+        ),
     }
 }
 
@@ -83,6 +88,11 @@ pub fn silent(after: Duration, last: &Trouble) -> String {
 /// That a renewal failed.
 pub fn not_renewed(name: &str, why: &str) -> String {
     format!("`{}`: not renewed just now: {why}", key(name))
+}
+
+/// That rlock's own thread is gone.
+pub fn thread_gone(name: &str) -> String {
+    format!("`{}`: rlock can no longer renew the lease; it ends by itself, and the command before it", key(name))
 }
 
 /// That a claim was taken again.

@@ -107,10 +107,15 @@ impl HolderView {
         }
     }
 
+    /// Of one that no longer holds: `backup@db1 pid 4121 (pg_dump) for 12m`.
+    pub fn past(&self) -> String {
+        format!("{} for {}", self.who.shown(), short_ms(self.held_ms))
+    }
+
     /// `backup@db1 pid 4121 (pg_dump) for 12m, lease 21s left`.
     pub fn line(&self) -> String {
         let told = if self.condemned { ", told to stop" } else { "" };
-        format!("{} for {}, lease {} left{told}", self.who.shown(), short_ms(self.held_ms), short_ms(self.left_ms))
+        format!("{}, lease {} left{told}", self.past(), short_ms(self.left_ms))
     }
 }
 

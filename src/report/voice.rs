@@ -153,8 +153,14 @@ impl<W: Write> Pen<W> {
 
     fn live(&mut self, line: &str) {
         let width = terminal_size::terminal_size_of(std::io::stderr()).map_or(80, |(width, _)| usize::from(width.0));
-        let line: String = format!("rlock: {}", escape(line)).chars().take(width.saturating_sub(1)).collect();
-        self.write(&line);
+        let line = format!("rlock: {}", escape(line));
+        let most = width.saturating_sub(1);
+        if line.chars().count() > most {
+            let cut: String = line.chars().take(most.saturating_sub(1)).collect();
+            self.write(&format!("{cut}…"));
+        } else {
+            self.write(&line);
+        }
         self.is_live = true;
     }
 

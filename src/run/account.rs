@@ -28,6 +28,7 @@ pub(super) struct Account<'a> {
     trouble: Option<String>,
     /// What a loss was seen with.
     pub(super) seen: Option<Look>,
+    is_closed: bool,
 }
 
 impl<'a> Account<'a> {
@@ -44,6 +45,7 @@ impl<'a> Account<'a> {
             waiting: Waiting::default(),
             trouble: None,
             seen: None,
+            is_closed: false,
         }
     }
 
@@ -64,7 +66,7 @@ impl<'a> Account<'a> {
     pub(super) fn hopeless(&mut self, around: &Entry) {
         let line = report::hopeless(self.key(), around);
         self.voice.say(&line);
-        self.report.why = Some(line);
+        self.ended_as(Outcome::Config, line);
     }
 
     pub(super) fn granted(&mut self, number: u64) {
@@ -90,8 +92,18 @@ impl<'a> Account<'a> {
         self.trouble = Some(why);
     }
 
-    pub(super) fn keeper_gone(&self) {
-        self.voice.say(&report::keeper_gone(self.key(), self.started));
+    pub(super) fn keeper_gone(&mut self) {
+        let line = report::keeper_gone(self.key(), self.started);
+        self.voice.say(&line);
+        self.ended_as(Outcome::Failed, line);
+    }
+
+    /// Once the account is closed the thread ends as it should.
+    pub(super) fn thread_gone(&mut self) {
+        if !self.is_closed {
+            self.report.why = Some(report::thread_gone(self.key()));
+            self.voice.say(&report::thread_gone(self.key()));
+        }
     }
 
     pub(super) fn stops(&self, left: Option<Duration>) {
@@ -108,8 +120,11 @@ impl<'a> Account<'a> {
         let key = self.key();
         self.report.waited_ms = ms(Boot::now().since(self.began));
         let (outcome, code, line) = match end {
+            // Where it was not a signal, what it was has been said.
             End::GivenUp => {
-                self.report.outcome = Outcome::Interrupted;
+                if self.report.why.is_none() {
+                    self.ended_as(Outcome::Interrupted, "a signal ended the wait".into());
+                }
                 return Exit::Code(exit::SOFTWARE);
             }
             End::Busy { holders, waited, now_ms } => {
@@ -153,11 +168,16 @@ impl<'a> Account<'a> {
 
     /// The command, if there was one, is over.
     pub(super) fn over(&mut self) {
+        self.is_closed = true;
         if let Some(granted) = self.granted {
             self.report.held_ms = Some(ms(Boot::now().since(granted)));
-            if self.report.outcome == Outcome::Failed && self.started {
-                self.report.outcome = Outcome::Ran;
-            }
+        }
+    }
+
+    /// The first process ended by itself, or of a signal that rlock passed on.
+    pub(super) fn ran(&mut self) {
+        if self.report.outcome == Outcome::Failed {
+            self.report.outcome = Outcome::Ran;
         }
     }
 

@@ -153,6 +153,10 @@ impl<'a> EventLoop<'a> {
                 }
                 continue;
             }
+            // The keeper's end, which is heard of by itself.
+            if received.is_from_descriptor() {
+                continue;
+            }
             let (keeper, sender) = (self.keeper.as_ref(), received.sender);
             let from_command = keeper.zip(sender).is_some_and(|(keeper, sender)| keeper.is_first(sender));
             // Whoever let a stopped job go on has let the command go on with us.
@@ -178,6 +182,7 @@ impl<'a> EventLoop<'a> {
                 Event::Ended(ending) => {
                     // A signal to the whole group may have ended it, and ours be unread.
                     self.hear_signals();
+                    self.account.ran();
                     Input::Ended(ending)
                 }
                 Event::Signalled { left } | Event::Killed { left } => {
@@ -204,6 +209,7 @@ impl<'a> EventLoop<'a> {
                 Ok(Some(news)) => self.take(news),
                 Err(_) => {
                     self.worker_is_gone = true;
+                    self.account.thread_gone();
                     self.feed(Input::ThreadGone);
                     return;
                 }
@@ -345,9 +351,9 @@ impl<'a> EventLoop<'a> {
     }
 
     fn not_started(&mut self, errno: i32) -> Input {
-        // The keeper found the lease too old to start anything; the deadline says the rest.
+        // The keeper found the lease too old to start anything, also where a renewal was on its way.
         if errno == libc::ETIME {
-            return Input::Tick;
+            return Input::KeeperActed;
         }
         let error = self.program.not_started(errno);
         self.account.not_started(&error);

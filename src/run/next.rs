@@ -8,7 +8,7 @@ use crate::child::Ending;
 use crate::clock::Boot;
 use crate::exit::{self, Exit};
 use crate::lease::{Act, Instants, Lease, Loss, Plan};
-use crate::signal;
+use crate::{signal, timing};
 
 /// Something that happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,8 +99,8 @@ pub(super) struct Manner {
 enum Phase {
     /// Asking for the key, or giving up and ending like this.
     Asking { giving_up: Option<Exit> },
-    /// The key is ours, but the lease has too little left: a renewal must come first.
-    Late,
+    /// The key is ours, but the lease has too little left: a renewal must come first, by `until`.
+    Late { until: Boot },
     /// The keeper was told to start the command.
     Starting,
     /// The command runs.
@@ -172,7 +172,7 @@ impl Run {
             _ => None,
         };
         let ending = match self.phase {
-            Phase::Ending { kill_at } => Some(kill_at),
+            Phase::Ending { kill_at: at } | Phase::Late { until: at } => Some(at),
             _ => None,
         };
         [lease, ending, self.look_at].into_iter().flatten().min()
@@ -180,18 +180,23 @@ impl Run {
 
     /// What is to be done about `input` at `now`.
     pub(super) fn next(&mut self, input: Input, now: Boot) -> Vec<Do> {
-        // The deadline goes first, whatever came in: after a pause the rest may be long out of date. But the keeper
-        // tells things in their order: an end that comes before its own signals came before any. The signals to us
-        // that may have brought it about are read with it.
+        // The deadline goes first: after a pause what came in may be long out of date. But the keeper tells things in
+        // their order, and an end that comes before its own signals came before any deadline; so nothing that is read
+        // with it brings the deadline between. A tick follows them.
         let mut todo = match input {
-            Input::Ended(_) | Input::Left(_) | Input::Signal { .. } => Vec::new(),
+            Input::Started
+            | Input::NotStarted(_)
+            | Input::Stopped(_)
+            | Input::Ended(_)
+            | Input::Left(_)
+            | Input::Signal { .. } => Vec::new(),
             _ => self.tick(now),
         };
         match input {
             Input::Stopped(number) if is_job_control(number) => todo.push(Do::StopSelf),
             Input::Tick | Input::Stopped(_) => {}
             Input::Signal { number, from_terminal, from_command } => {
-                todo.extend(self.signalled(number, from_terminal, from_command));
+                todo.extend(self.signalled(number, from_terminal, from_command, now));
             }
             Input::Granted { sent, left } => todo.extend(self.granted(sent, left, now)),
             Input::Hopeless => {
@@ -212,7 +217,7 @@ impl Run {
                 if let Some(lease) = &mut self.lease {
                     lease.renewed(sent, left);
                     todo.push(Do::Tell(lease.instants()));
-                    if self.phase == Phase::Late && lease.is_held(now) {
+                    if matches!(self.phase, Phase::Late { .. }) && lease.is_held(now) {
                         self.phase = Phase::Starting;
                         todo.push(Do::Spawn);
                     }
@@ -220,7 +225,7 @@ impl Run {
             }
             Input::Lost(loss) => {
                 self.leave |= loss == Loss::Gone;
-                if self.phase == Phase::Late {
+                if matches!(self.phase, Phase::Late { .. }) {
                     todo.extend(self.lost_for_good(loss));
                     todo.extend(self.release());
                 }
@@ -251,12 +256,20 @@ impl Run {
     fn tick(&mut self, now: Boot) -> Vec<Do> {
         match self.phase {
             Phase::Starting | Phase::Running | Phase::Ending { .. } => {}
+            Phase::Late { until } if now >= until => {
+                let said = self.lost_for_good(Loss::Late);
+                return said.into_iter().chain(self.release()).collect();
+            }
             _ => return Vec::new(),
         }
         let act = self.lease.as_mut().and_then(|lease| lease.due(now));
         let mut todo = self.act(act, now);
         match self.phase {
             Phase::Ending { kill_at } if now >= kill_at => todo.push(self.kill(now)),
+            Phase::Starting if self.look_at.is_some_and(|at| now >= at) => {
+                self.exit = self.stop.map_or(self.exit, Exit::Signal);
+                todo.push(self.kill(now));
+            }
             Phase::Ending { .. } if self.look_at.is_some_and(|at| now >= at) => {
                 self.look_at = Some(now + LOOK_EVERY);
                 todo.push(Do::Count);
@@ -302,20 +315,24 @@ impl Run {
         todo
     }
 
-    fn signalled(&mut self, number: i32, from_terminal: bool, from_command: bool) -> Vec<Do> {
+    fn signalled(&mut self, number: i32, from_terminal: bool, from_command: bool, now: Boot) -> Vec<Do> {
         match &mut self.phase {
             Phase::Asking { .. } if number == libc::SIGTSTP => vec![Do::StopSelf],
             Phase::Asking { giving_up } if signal::is_deadly(number) && giving_up.is_none() => {
                 *giving_up = Some(Exit::Signal(number));
                 vec![Do::GiveUp]
             }
-            Phase::Late if signal::is_deadly(number) => {
+            Phase::Late { .. } if signal::is_deadly(number) => {
                 self.exit = Exit::Signal(number);
                 self.release()
             }
             Phase::Starting | Phase::Running => {
                 if signal::is_stop(number) {
                     self.stop.get_or_insert(number);
+                    if self.phase == Phase::Starting {
+                        // A start may hang: its file on a server that is silent, or itself stopped on the way.
+                        self.look_at.get_or_insert(now + self.manner.plan.grace);
+                    }
                 }
                 if from_command || !self.manner.forward || !signal::is_forwardable(number) {
                     Vec::new()
@@ -336,11 +353,11 @@ impl Run {
     /// A command is started only under a lease that is held now: this process may have been stopped since the answer.
     fn granted(&mut self, sent: Boot, left: Duration, now: Boot) -> Vec<Do> {
         let lease = Lease::granted(self.manner.plan, sent, left);
-        let (instants, is_held) = (lease.instants(), lease.is_held(now));
+        let (instants, deadline, is_held) = (lease.instants(), lease.deadline(), lease.is_held(now));
         self.lease = Some(lease);
         match self.phase {
             Phase::Asking { giving_up: None } if !is_held => {
-                self.phase = Phase::Late;
+                self.phase = Phase::Late { until: (now + timing::LONGEST_TRY).max(deadline) };
                 Vec::new()
             }
             Phase::Asking { giving_up: None } => {
@@ -362,6 +379,7 @@ impl Run {
             return Vec::new();
         }
         self.phase = Phase::Running;
+        self.look_at = None;
         self.early.drain(..).map(Do::Forward).collect()
     }
 
@@ -410,7 +428,7 @@ impl Run {
         self.phase = Phase::Killing;
         // Long enough for a tree that dies slowly, and never past the deadline while that is ahead.
         let deadline = self.lease.as_ref().map_or(now, Lease::deadline);
-        Do::KillTree { by: deadline.max(now + crate::timing::slack(self.manner.plan.ttl)) }
+        Do::KillTree { by: deadline.max(now + timing::slack(self.manner.plan.ttl)) }
     }
 
     fn keeper_gone(&mut self, now: Boot) -> Vec<Do> {
@@ -421,7 +439,7 @@ impl Run {
                 }
                 vec![self.kill(now)]
             }
-            Phase::Asking { .. } | Phase::Late => {
+            Phase::Asking { .. } | Phase::Late { .. } => {
                 self.exit = Exit::Code(exit::SOFTWARE);
                 self.phase = Phase::Releasing;
                 vec![Do::GiveUp]
@@ -434,7 +452,7 @@ impl Run {
     fn thread_gone(&mut self) -> Vec<Do> {
         self.leave = true;
         match self.phase {
-            Phase::Asking { .. } | Phase::Late => vec![Do::Leave, self.finish(Exit::Code(exit::SOFTWARE))],
+            Phase::Asking { .. } | Phase::Late { .. } => vec![Do::Leave, self.finish(Exit::Code(exit::SOFTWARE))],
             Phase::Releasing => vec![self.finish(self.exit)],
             _ => Vec::new(),
         }
@@ -521,9 +539,14 @@ mod tests {
         let todo = renewed.next(Input::Renewed { sent: at(24_400), left: TTL }, at(24_401));
         assert!(matches!(todo[..], [Do::Tell(Some(_)), Do::Spawn]), "{todo:?}");
 
+        let mut silent = run(OnLost::Terminate);
+        late(&mut silent);
+        assert_eq!(silent.wake_at(), Some(at(29_698)));
+        assert_eq!(silent.next(Input::Tick, at(29_698)), [Do::SayLost(Loss::Late), Do::Release]);
+
         let mut gone = run(OnLost::Terminate);
         late(&mut gone);
-        let todo = gone.next(Input::Lost(Loss::Gone), at(90_000));
+        let todo = gone.next(Input::Lost(Loss::Gone), at(24_500));
         assert_eq!(todo, [Do::SayLost(Loss::Gone), Do::Leave, Do::Finish(Exit::Code(79))]);
 
         let mut signalled = run(OnLost::Terminate);
@@ -668,6 +691,20 @@ mod tests {
         assert_eq!(run.next(Input::Started, at(24_399)), []);
         assert_eq!(run.next(Input::Killed { all: true }, at(24_400)), [Do::Release]);
         assert_eq!(run.next(Input::Released, at(24_401)), [Do::Finish(Exit::Code(79))]);
+    }
+
+    #[test]
+    fn a_start_that_hangs_is_given_up_after_a_stop_signal() {
+        let mut run = run(OnLost::Terminate);
+        run.next(Input::Granted { sent: at(0), left: TTL }, at(1));
+        assert_eq!(run.next(signal(TERM), at(100)), []);
+        assert_eq!(run.next(signal(libc::SIGINT), at(200)), []);
+        assert_eq!(run.wake_at(), Some(at(5_100)));
+        assert_eq!(run.next(Input::Tick, at(5_099)), []);
+        assert_eq!(run.next(Input::Tick, at(5_100)), [Do::KillTree { by: at(29_698) }]);
+        assert_eq!(run.next(Input::Started, at(5_101)), []);
+        assert_eq!(run.next(Input::Killed { all: true }, at(5_101)), [Do::Release]);
+        assert_eq!(run.next(Input::Released, at(5_102)), [Do::Finish(Exit::Signal(TERM))]);
     }
 
     #[test]

@@ -54,6 +54,8 @@ struct Asking {
     pause: Duration,
     /// The limit of a try while no round trip was ever measured: it doubles, so that a slow store is heard at last.
     patience: Duration,
+    /// The store has said that the key is held.
+    heard_busy: bool,
     /// How often a grant was answered too late to be used.
     late: u32,
     last: Trouble,
@@ -70,6 +72,7 @@ pub(super) fn wait(worker: &mut Worker) -> Result<Grant, End> {
         trace: false,
         pause: timing::FIRST_PAUSE,
         patience: timing::waiter_try_limit(None, false),
+        heard_busy: false,
         late: 0,
         last: Trouble::Unknown(format!("{} did not answer", worker.work.store.name())),
         holders: Vec::new(),
@@ -116,7 +119,11 @@ impl Asking {
         (now >= until).then(|| self.timed_out(worker))
     }
 
+    /// Busy is said only on the store's own word.
     fn timed_out(&self, worker: &Worker) -> End {
+        if !self.heard_busy {
+            return End::Silent { after: Boot::now().since(self.answered), last: self.last.clone() };
+        }
         End::Busy { holders: self.holders.clone(), waited: worker.work.wait, now_ms: worker.work.store.clock_ms() }
     }
 
@@ -126,7 +133,10 @@ impl Asking {
             None => self.patience,
             measured => timing::waiter_try_limit(measured, store.is_connected()),
         };
-        (now + limit).min(self.silent_at(worker))
+        let ends = (now + limit).min(self.silent_at(worker));
+        // The first try has its time, however short the wait: a store that is slow may still say who holds the key.
+        let until = self.until(worker).filter(|_| worker.work.ask.wait && self.trace);
+        until.map_or(ends, |until| ends.min(until))
     }
 
     fn take(&mut self, worker: &mut Worker, sent: Boot, reply: Result<Answer, Trouble>) -> Step {
@@ -150,6 +160,7 @@ impl Asking {
             }
             Ok(Answer::Waiting { position, lapse_ms, holders }) => {
                 self.answered = now;
+                self.heard_busy = true;
                 self.trace = true;
                 self.pause = timing::FIRST_PAUSE;
                 self.lapse = lapse_ms.map(Duration::from_millis);
@@ -241,8 +252,8 @@ impl Asking {
             dropped = work.store.drop_claim(&work.key, work.ask.id, work.ttl, by);
         }
         match (end, dropped) {
-            (End::Busy { waited: Some(after), .. }, Err(trouble)) => {
-                End::Silent { after: after.min(Boot::now().since(self.answered)), last: trouble }
+            (End::Busy { waited: Some(_), .. }, Err(trouble)) => {
+                End::Silent { after: Boot::now().since(self.answered), last: trouble }
             }
             (End::Silent { after, last }, Err(_)) => {
                 End::Silent { after: after.max(Boot::now().since(self.answered)), last }

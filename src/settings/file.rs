@@ -22,24 +22,24 @@ enum Kind {
     Url,
 }
 
-/// The keys of the file: every option that can have a default.
-const KEYS: &[(&str, Kind)] = &[
-    ("conflict-exit-code", Kind::Number),
-    ("json", Kind::Switch),
-    ("kill-after", Kind::Duration),
-    ("label", Kind::Text),
-    ("no-forward", Kind::Switch),
-    ("nonblock", Kind::Switch),
-    ("on-lost", Kind::Text),
-    ("password-file", Kind::Text),
-    ("quiet", Kind::Switch),
-    ("report", Kind::Text),
-    ("signal", Kind::Text),
-    ("store-timeout", Kind::Duration),
-    ("ttl", Kind::Duration),
-    ("url", Kind::Url),
-    ("verbose", Kind::Switch),
-    ("wait", Kind::Duration),
+/// The keys of the file: every option that can have a default, with an example of a value.
+const KEYS: &[(&str, Kind, &str)] = &[
+    ("conflict-exit-code", Kind::Number, "75"),
+    ("json", Kind::Switch, "true"),
+    ("kill-after", Kind::Duration, "\"5s\""),
+    ("label", Kind::Text, "\"nightly\""),
+    ("no-forward", Kind::Switch, "true"),
+    ("nonblock", Kind::Switch, "true"),
+    ("on-lost", Kind::Text, "\"kill\""),
+    ("password-file", Kind::Text, "\"/etc/rlock/password\""),
+    ("quiet", Kind::Switch, "true"),
+    ("report", Kind::Text, "\"/var/log/rlock\""),
+    ("signal", Kind::Text, "\"TERM\""),
+    ("store-timeout", Kind::Duration, "\"30s\""),
+    ("ttl", Kind::Duration, "\"30s\""),
+    ("url", Kind::Url, "\"redis://db1\""),
+    ("verbose", Kind::Switch, "true"),
+    ("wait", Kind::Duration, "\"10m\""),
 ];
 
 /// The file's values as text, each with its line.
@@ -73,16 +73,18 @@ impl File {
         let at = |line: usize, why: &str| Error::Config(format!("{}:{line}: {why}", path.display()));
         let table = DeTable::parse(text).map_err(|error| {
             let line = error.span().map_or(1, |span| line_of(text, span.start));
-            at(line, &error.message().split_whitespace().collect::<Vec<_>>().join(" "))
+            let why = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
+            at(line, &(why + &remedy(text.lines().nth(line - 1).unwrap_or_default())))
         })?;
         let mut values = BTreeMap::new();
         for (name, value) in table.get_ref() {
             let line = line_of(text, name.span().start);
             let name = name.get_ref().as_ref();
-            let Some((_, kind)) = KEYS.iter().find(|(known, _)| *known == name) else {
+            let Some((_, kind, example)) = KEYS.iter().find(|(known, ..)| *known == name) else {
                 return Err(at(line, &unknown(name)));
             };
-            let value = text_of(*kind, value.get_ref()).map_err(|why| at(line, &format!("`{name}` {why}")))?;
+            let wrong = |why| at(line, &format!("`{name}` {why}; write for example: {name} = {example}"));
+            let value = text_of(*kind, value.get_ref()).map_err(wrong)?;
             values.insert(name.to_owned(), (value, line));
         }
         Ok(Self { path: path.to_owned(), values })
@@ -90,7 +92,7 @@ impl File {
 
     /// The text of a value, and where it stands.
     pub(super) fn get(&self, name: &str) -> Option<(&str, String)> {
-        debug_assert!(KEYS.iter().any(|(known, _)| *known == name), "{name} is not a key of the file");
+        debug_assert!(KEYS.iter().any(|(known, ..)| *known == name), "{name} is not a key of the file");
         let (text, line) = self.values.get(name)?;
         Some((text, format!("{}:{line}: `{name}`", self.path.display())))
     }
@@ -109,12 +111,21 @@ fn line_of(text: &str, at: usize) -> usize {
     text.bytes().take(at).filter(|b| *b == b'\n').count() + 1
 }
 
+/// What to write instead of a line that is no TOML, where it begins with a known key.
+fn remedy(line: &str) -> String {
+    let name = line.split('=').next().unwrap_or_default().trim();
+    match KEYS.iter().find(|(known, ..)| *known == name) {
+        Some((name, _, example)) => format!("; at `{name}`: write it once, for example: {name} = {example}"),
+        None => "; a line is a key and a value, for example: url = \"redis://db1\"".into(),
+    }
+}
+
 fn unknown(name: &str) -> String {
     let hyphens = name.replace('_', "-");
-    if KEYS.iter().any(|(known, _)| *known == hyphens) {
+    if KEYS.iter().any(|(known, ..)| *known == hyphens) {
         return format!("unknown key `{name}`; write `{hyphens}`");
     }
-    let known: Vec<_> = KEYS.iter().map(|(known, _)| *known).collect();
+    let known: Vec<_> = KEYS.iter().map(|(known, ..)| *known).collect();
     format!("unknown key `{name}`; known are {}", known.join(", "))
 }
 
@@ -132,11 +143,11 @@ fn text_of(kind: Kind, value: &DeValue<'_>) -> Result<String, String> {
                 _ => Err("must be one URL; several, a quorum, are not offered yet".into()),
             };
         }
-        (Kind::Text, _) => "a string",
-        (Kind::Duration, _) => "a duration: a string as \"30s\", or a number of seconds",
+        (Kind::Text, _) => "a string in quotes",
+        (Kind::Duration, _) => "a duration, in quotes, or a number of seconds",
         (Kind::Number, _) => "a whole number",
         (Kind::Switch, _) => "true or false",
-        (Kind::Url, _) => "a URL: a string as \"redis://db1\"",
+        (Kind::Url, _) => "a URL in quotes",
     };
     Err(format!("must be {wants}"))
 }
@@ -173,6 +184,7 @@ mod tests {
             ("ttl = true\n", "/f.toml:1: `ttl` must be a duration"),
             ("ttl = 0x10\n", "/f.toml:1: `ttl` must be a duration"),
             ("\nquiet = 1\n", "/f.toml:2: `quiet` must be true or false"),
+            ("\nquiet = 'yes'\n", "/f.toml:2: `quiet` must be true or false; write for example: quiet = true"),
             ("signal = 15\n", "/f.toml:1: `signal` must be a string"),
             ("conflict-exit-code = '7'\n", "/f.toml:1: `conflict-exit-code` must be a whole number"),
             ("url = ['a', 'b', 'c']\n", "/f.toml:1: `url` must be one URL"),
@@ -188,10 +200,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_toml_is_shown_how_to_write_it() {
+        for (text, end) in [
+            ("url = redis://h\n", "at `url`: write it once, for example: url = \"redis://db1\""),
+            ("ttl = 3\nttl = 4\n", "at `ttl`: write it once, for example: ttl = \"30s\""),
+            ("<url>\n", "; a line is a key and a value, for example: url = \"redis://db1\""),
+        ] {
+            let said = parse(text).unwrap_err();
+            assert!(said.ends_with(end) && !said.contains('\n'), "{text:?}: {said}");
+        }
+        let examples: Vec<String> = KEYS.iter().map(|(name, _, example)| format!("{name} = {example}")).collect();
+        assert_eq!(parse(&examples.join("\n")).unwrap().values.len(), KEYS.len());
+    }
+
+    #[test]
     fn every_key_is_a_long_option() {
         let command = crate::cli::Cli::command();
         let run = command.find_subcommand("run").unwrap();
-        for (name, _) in KEYS {
+        for (name, ..) in KEYS {
             let is_named = |arg: &clap::Arg| arg.get_long() == Some(*name);
             assert!(command.get_arguments().any(is_named) || run.get_arguments().any(is_named), "{name}");
         }

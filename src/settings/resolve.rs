@@ -54,7 +54,15 @@ fn store(cli: &Cli, given: Given<'_>) -> Result<StoreSettings, Error> {
         Some(path) => Some(path.clone()),
         None => given.file.get("password-file").map(|(text, _)| PathBuf::from(text)),
     };
-    let url = url(cli, given)?;
+    let (url, from) = match url(cli, given)? {
+        Some((url, from)) => (Some(url), from.name()),
+        None => (None, String::new()),
+    };
+    if cli.global.password_file.is_some() && url.as_ref().is_some_and(Url::has_password) {
+        return Err(Error::Usage(format!(
+            "--password-file would not be used: {from} has a password; take that out of the URL, or drop --password-file"
+        )));
+    }
     Ok(StoreSettings {
         unconfigured: url.is_none(),
         url: url.unwrap_or_else(Url::local),
@@ -63,7 +71,7 @@ fn store(cli: &Cli, given: Given<'_>) -> Result<StoreSettings, Error> {
     })
 }
 
-fn url(cli: &Cli, given: Given<'_>) -> Result<Option<Url>, Error> {
+fn url(cli: &Cli, given: Given<'_>) -> Result<Option<(Url, Origin)>, Error> {
     let (text, from) = match (&cli.global.url, given.file.get("url")) {
         (Some(text), _) if cli.global.url_from_environment => {
             (utf8_or(text, Error::Config, "RLOCK_URL")?, Origin::Environment("RLOCK_URL"))
@@ -72,6 +80,10 @@ fn url(cli: &Cli, given: Given<'_>) -> Result<Option<Url>, Error> {
         (None, Some((text, place))) => (text.to_owned(), Origin::File(place)),
         (None, None) => return Ok(None),
     };
+    if text.is_empty() {
+        let or = if matches!(from, Origin::Environment(_)) { ", or unset it to use the file" } else { "" };
+        return Err(from.wrong(&format!(" is empty; give a URL, as in redis://db1{or}")));
+    }
     let url = Url::parse(&text).map_err(|why| from.wrong(&format!(": the URL {why}")))?;
     if url.has_password() && matches!(from, Origin::Option(_)) {
         return Err(Error::Usage(
@@ -80,7 +92,7 @@ fn url(cli: &Cli, given: Given<'_>) -> Result<Option<Url>, Error> {
                 .into(),
         ));
     }
-    Ok(Some(url))
+    Ok(Some((url, from)))
 }
 
 fn run_settings(run: &cli::Run, given: Given<'_>) -> Result<RunSettings, Error> {

@@ -182,7 +182,22 @@ fn the_local_store_is_the_default_and_a_password_is_no_argument() {
     }
     let (said, line) = url(None, false, "\nurl = 'gopher://h'").unwrap_err();
     assert!(said == CONFIG && line.starts_with("/f.toml:2: `url`: the URL "), "{said} {line}");
-    assert_eq!(url(Some(""), true, "url = 'redis://file'").unwrap_err().0, CONFIG);
+    let (said, line) = url(Some(""), true, "url = 'redis://file'").unwrap_err();
+    assert!(said == CONFIG && line.starts_with("RLOCK_URL is empty; give a URL"), "{said} {line}");
+}
+
+#[test]
+fn a_password_file_and_a_password_in_the_url_exclude_each_other() {
+    let resolved = |url: &str, words: &[&str], file: &str| {
+        let mut cli = cli::parse([&["rlock", "list"], words].concat()).unwrap();
+        (cli.global.url, cli.global.url_from_environment) = (Some(url.into()), true);
+        let file = File::parse(Path::new(PATH), file).unwrap();
+        resolve(&cli, &file).map(drop).map_err(|error| (error.code(), error.to_string()))
+    };
+    let (code, line) = resolved("redis://u:hunter2@h", &["--password-file", "/p"], "").unwrap_err();
+    assert!(code == USAGE && line.contains("RLOCK_URL has a password") && !line.contains("hunter2"), "{line}");
+    assert_eq!(resolved("redis://u@h", &["--password-file", "/p"], ""), Ok(()));
+    assert_eq!(resolved("redis://u:hunter2@h", &[], "password-file = '/p'"), Ok(()));
 }
 
 #[test]
@@ -211,6 +226,10 @@ fn a_password_file_must_be_readable_and_a_file() {
             .map_err(|error| (error.code(), error.to_string()))
     };
     assert_eq!(read(&file), Ok(Some(file.clone())));
+    let empty = dir.path().join("empty");
+    std::fs::write(&empty, "").unwrap();
+    let (code, line) = read(&empty).unwrap_err();
+    assert!(code == CONFIG && line.contains("is empty; write the password into it"), "{line}");
     for wrong in [dir.path(), Path::new("/nonexistent/password")] {
         let (code, line) = read(wrong).unwrap_err();
         assert!(code == CONFIG && line.contains("cannot read the password file"), "{line}");

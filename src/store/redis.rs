@@ -18,7 +18,7 @@ use std::time::Duration;
 use redis::{ConnectionLike, RedisResult, Value, cmd};
 
 use self::dial::Dialer;
-use self::errors::{At, Wants};
+use self::errors::Wants;
 use self::script::{Call, Told, wake_key};
 pub(super) use self::url::Address;
 use self::wire::Wire;
@@ -43,22 +43,37 @@ pub(super) struct Redis {
     wire: Option<Wire>,
     /// Connections with a change that was never answered. The server may still carry it out; a drop is sent after it.
     unanswered: Vec<Wire>,
-    round_trip: Option<Duration>,
+    round_trips: RoundTrips,
     /// The server's clock at its last answer, in milliseconds, and when that came.
     clock: Option<(u64, Boot)>,
+}
+
+/// The last round trips, the newest first.
+#[derive(Clone, Copy, Default)]
+struct RoundTrips([Option<Duration>; 2]);
+
+impl RoundTrips {
+    fn add(&mut self, one: Duration) {
+        self.0 = [Some(one), self.0[0]];
+    }
+
+    /// The shorter one: a single slow answer must not make every try that follows a long one.
+    fn shorter(self) -> Option<Duration> {
+        self.0.into_iter().flatten().min()
+    }
 }
 
 impl Redis {
     /// A store that connects at its first request.
     pub(super) fn new(address: Address, password_file: Option<&Path>, cancel: Cancel) -> Self {
         let dialer = Dialer::new(address, password_file, cancel.clone());
-        Self { dialer, cancel, wire: None, unanswered: Vec::new(), round_trip: None, clock: None }
+        Self { dialer, cancel, wire: None, unanswered: Vec::new(), round_trips: RoundTrips::default(), clock: None }
     }
 
     /// Sends what `send` sends, over the connection or a new one, and files the connection by what came of it.
     fn request<T>(
         &mut self,
-        (wants, key): (Wants, Option<&Key>),
+        (wants, key): (Wants<'_>, Option<&Key>),
         by: Boot,
         send: impl FnOnce(&mut Wire) -> RedisResult<T>,
     ) -> Reply<T> {
@@ -69,16 +84,20 @@ impl Redis {
         };
         let result = send(wire.until(by));
         if wire.is_open() && wants != Wants::Wait {
-            self.round_trip = wire.round_trip();
+            wire.round_trip().into_iter().for_each(|one| self.round_trips.add(one));
         }
         let err = match result {
             Ok(answer) => {
                 self.wire = Some(wire);
+                self.dialer.note_answer();
                 return Ok(answer);
             }
             Err(err) => err,
         };
-        let fault = errors::fault(&err, &At { address: self.dialer.address(), key, wants });
+        let fault = errors::fault(&err, &self.dialer.at(key, wants));
+        if wire.is_open() {
+            self.dialer.note_answer();
+        }
         if wire.is_open() && !fault.closes {
             self.wire = Some(wire);
             return Err(fault.trouble);
@@ -169,13 +188,13 @@ impl Store for Redis {
             let what = format!("{}: rlock does not remove a {}; remove it with redis-cli", self.name(), shown.kind);
             return Err(Trouble::Config(what));
         };
-        self.request((Wants::Change, Some(key)), by, |wire| removal.query(wire))
+        self.request((Wants::Remove, Some(key)), by, |wire| removal.query(wire))
     }
 
     fn wait(&mut self, key: &Key, id: ClaimId, until: Boot) -> Reply<bool> {
         let list = wake_key(key, id);
         // It ends in time for its answer to be here: a connection that owes one is of no more use.
-        let spare = TICK + self.round_trip.unwrap_or_default() * 3;
+        let spare = TICK + self.round_trips.shorter().unwrap_or_default() * 3;
         if until.left() > spare + LEAST_WAIT {
             let woken = self.request((Wants::Wait, Some(key)), until, |wire| {
                 let block = until.left().saturating_sub(spare).max(Duration::from_millis(1));
@@ -196,7 +215,7 @@ impl Store for Redis {
     }
 
     fn round_trip(&self) -> Option<Duration> {
-        self.round_trip
+        self.round_trips.shorter()
     }
 
     fn is_connected(&self) -> bool {
@@ -210,4 +229,20 @@ impl Store for Redis {
 
 fn ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_slow_answer_is_not_the_line() {
+        let ms = Duration::from_millis;
+        let mut round_trips = RoundTrips::default();
+        assert_eq!(round_trips.shorter(), None);
+        for (one, shorter) in [(900, 900), (2, 2), (3, 2), (900, 3), (4, 4), (900, 4), (800, 800), (850, 800)] {
+            round_trips.add(ms(one));
+            assert_eq!(round_trips.shorter(), Some(ms(shorter)));
+        }
+    }
 }

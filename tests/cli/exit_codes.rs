@@ -94,6 +94,23 @@ fn the_report_tells_a_commands_own_75_from_a_busy_lock() {
 }
 
 #[test]
+fn the_report_tells_rlocks_own_70_and_64_from_the_commands() {
+    let stage = Stage::new();
+    let report = |name: &str| serde_json::from_str::<Value>(&stage.lines(name)[0]).unwrap();
+    let run = stage.run("job", &["--report", "killed", "--", "sh", "-c", "echo in > in; exec sleep 100"]).start();
+    stage.written("in");
+    crate::rlock::send(&crate::rlock::children(&run.pid().to_string())[0], nix::sys::signal::Signal::SIGKILL);
+    run.done().code(70);
+    let killed = report("killed");
+    assert_eq!((&killed["outcome"], &killed["code"]), (&"failed".into(), &70.into()), "{killed}");
+    assert!(killed["why"].as_str().unwrap().contains("keeper"), "{killed}");
+    let inner = format!("'{}' run -k job --report nested -- true", env!("CARGO_BIN_EXE_rlock"));
+    stage.run("job", &["-c", &inner]).done().code(64);
+    let nested = report("nested");
+    assert_eq!((&nested["outcome"], &nested["code"]), (&"config".into(), &64.into()), "{nested}");
+}
+
+#[test]
 fn a_report_that_cannot_be_opened_is_73() {
     let stage = Stage::new();
     stage.run("job", &["--report", "no/such/dir", "--", "touch", "ran"]).done().says(73, &["no/such/dir"]);

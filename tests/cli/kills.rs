@@ -97,6 +97,17 @@ fn when_the_keeper_is_killed_the_tree_is_dead_within_100_ms_and_rlock_ends_with_
 }
 
 #[test]
+fn a_stopped_rlock_whose_keeper_is_killed_goes_on_and_ends_the_tree() {
+    let stage = Stage::new();
+    let tree = Tree::start(&stage, &["--ttl", "60s"], &stubborn());
+    tree.run.signal(Signal::SIGSTOP);
+    send(&tree.keeper(), Signal::SIGKILL);
+    until("the tree is dead", || tree.is_dead().then_some(()));
+    tree.run.done().says(70, &["keeper"]);
+    assert!(!stage.is_held("job"));
+}
+
+#[test]
 fn when_both_are_killed_the_first_process_is_dead() {
     let stage = Stage::new();
     let run = stage.run("job", &["--", "sh", "-c", "echo $$ > first; exec sleep 100"]).start();
@@ -140,7 +151,8 @@ fn with_on_lost_kill_a_stopped_rlock_ends_with_79_and_not_with_the_keepers_kill(
 fn an_end_in_time_is_no_loss_although_rlock_was_stopped() {
     let stage = Stage::new();
     let line = "echo $$ > first; while ! [ -e go ]; do sleep 0.01; done; exit 6";
-    let run = stage.run("job", &["--ttl", "2s", "--", "sh", "-c", line]).start();
+    // Long enough for the command to end in time on a busy machine.
+    let run = stage.run("job", &["--ttl", "6s", "--", "sh", "-c", line]).start();
     let first = stage.written("first");
     run.signal(Signal::SIGSTOP);
     std::fs::write(stage.path("go"), "").unwrap();
@@ -177,6 +189,24 @@ fn a_wholly_stopped_tree_is_dead_before_the_lease() {
     dies_before_the_key_passes(&stage, &tree, id);
     tree.run.signal(Signal::SIGCONT);
     tree.run.done().code(79);
+}
+
+#[test]
+fn a_stop_signal_ends_a_start_that_a_stopped_keeper_does_not_get_to() {
+    let stage = Stage::new();
+    let holder = stage.run("job", &["--", "sh", "-c", "while ! [ -e go ]; do sleep 0.01; done"]).start();
+    stage.held("job");
+    let run = stage.run("job", &["--kill-after", "100ms", "--", "touch", "wrong"]).start();
+    stage.waiting("job", 1);
+    let keeper = children(&run.pid().to_string()).remove(0);
+    send(&keeper, Signal::SIGSTOP);
+    std::fs::write(stage.path("go"), "").unwrap();
+    holder.done().code(0);
+    until("it holds", || stage.held("job").record.contains(&format!("\"pid\":{}", run.pid())).then_some(()));
+    run.signal(Signal::SIGTERM);
+    run.done().died(Signal::SIGTERM);
+    assert!(!is_alive(&keeper) && !stage.path("wrong").exists());
+    assert!(!stage.is_held("job"));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use redis::Value;
+use rlock::clock::Boot;
 
 use super::Stage;
 use crate::rlock::{rlock, until};
@@ -26,10 +27,29 @@ fn a_dead_store_is_69_within_the_store_timeout_and_never_75() {
 }
 
 #[test]
+fn a_wait_that_ran_out_without_a_word_of_the_store_is_69_and_in_time() {
+    let stage = Stage::new();
+    stage.server().freeze();
+    let began = Boot::now();
+    let run = stage.run("job", &["-w", "1s", "--", "touch", "ran"]).start();
+    // It has stopped asking, and waits for an answer to its last word; the key was never held.
+    until("the wait has run out", || (Boot::now().since(began) > Duration::from_millis(1_400)).then_some(()));
+    stage.server().thaw();
+    run.done().says(69, &["did not answer in time"]);
+    assert!(!stage.path("ran").exists());
+    stage.server().freeze();
+    let began = Boot::now();
+    stage.run("job", &["-w", "3s", "--", "true"]).done().code(69);
+    let took = Boot::now().since(began);
+    assert!(took < Duration::from_secs(6), "a wait of 3 s took {took:?}");
+    stage.server().thaw();
+}
+
+#[test]
 fn nothing_is_left_without_a_ttl_and_no_queue() {
     let stage = Stage::new();
-    let holder = stage.run("job", &["--", "sh", "-c", "read x < go"]).start();
     nix::unistd::mkfifo(&stage.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let holder = stage.run("job", &["--", "sh", "-c", "read x < go"]).start();
     stage.held("job");
     let waiters: Vec<_> = (0..3).map(|_| stage.run("job", &["--", "true"]).start()).collect();
     stage.waiting("job", 3);

@@ -1,3 +1,4 @@
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
@@ -56,7 +57,8 @@ fn the_holder_is_told_to_stop_and_then_the_key_passes() {
         ended
     });
     ended.is(0, "`k` was held by backup@db1 pid 4121 (pg_dump) for");
-    ended.is(0, "; it has passed");
+    ended.is(0, "s; it is free");
+    assert!(!ended.err.contains("lease"), "{ended:?}");
     assert!(server.look("k").is_free());
 }
 
@@ -65,7 +67,7 @@ fn a_holder_that_is_gone_lapses_with_its_lease() {
     let server = Server::start();
     server.ask("k", 1, 2_000, DB1);
     server.rlock(&["force-release", "k", "-y", "-w", "0.3"]).is(75, "`k` is still held by backup@db1");
-    server.rlock(&["force-release", "k", "-y"]).is(0, "it has passed");
+    server.rlock(&["force-release", "k", "-y"]).is(0, "; it is free");
     assert!(server.look("k").is_free());
 }
 
@@ -81,7 +83,57 @@ fn a_mark_that_the_store_lost_is_set_again() {
         });
         server.rlock(&["force-release", "k", "-y"])
     });
-    ended.is(0, "it has passed");
+    ended.is(0, "; it is free");
+}
+
+#[test]
+fn it_says_to_whom_the_key_has_passed() {
+    let server = Server::start();
+    server.ask("k", 1, 2_000, DB1);
+    server.ask("k", 2, 60_000, r#""host":"db2","pid":7,"user":"deploy","cmd":"make""#);
+    let ended = thread::scope(|scope| {
+        scope.spawn(|| {
+            until("the next one holds", || {
+                let record = r#""host":"db2","pid":7,"user":"deploy","cmd":"make""#;
+                matches!(server.ask("k", 2, 60_000, record), Answer::Granted { .. })
+            });
+        });
+        server.rlock(&["force-release", "k", "-y"])
+    });
+    ended.is(0, "; it has passed to deploy@db2 pid 7 (make)");
+}
+
+#[test]
+fn a_removal_whose_answer_was_late_is_one() {
+    let server = Server::start();
+    server.cli(&["SET", "s", "x"]);
+    let line = format!("'{}' force-release s --now", env!("CARGO_BIN_EXE_rlock"));
+    let mut child = std::process::Command::new("script")
+        .args(["--quiet", "--return", "--command", &line, "/dev/null"])
+        .env("RLOCK_URL", server.url())
+        .env("RLOCK_CONFIG", "/dev/null")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut typed, mut screen_end) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let mut screen = String::new();
+    let mut shows = |part: &str| {
+        let mut bytes = [0; 512];
+        while !screen.contains(part) {
+            let count = screen_end.read(&mut bytes).unwrap();
+            assert!(count > 0, "{part:?} is not in {screen:?}");
+            screen += &String::from_utf8_lossy(&bytes[..count]);
+        }
+    };
+    shows("[y/N]");
+    server.freeze();
+    typed.write_all(b"y\n").unwrap();
+    shows("trying for another");
+    server.thaw();
+    shows("`s` was held by a string of another program's; removed");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(server.cli(&["EXISTS", "s"]), "0");
 }
 
 #[test]
@@ -149,12 +201,26 @@ fn on_a_terminal_it_shows_the_holder_and_asks() {
 fn a_signal_ends_the_wait_and_it_says_what_it_leaves() {
     let server = Server::start();
     server.ask("k", 1, 60_000, DB1);
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_rlock"));
-    command.args(["force-release", "k", "-y"]).env("RLOCK_URL", server.url()).env("RLOCK_CONFIG", "/dev/null");
-    let child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    until("the holder is told to stop", || server.look("k").condemned == [ID]);
-    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).unwrap();
-    let ended = Ended::from(child.wait_with_output().unwrap());
-    assert!(ended.err.contains("the holder of `k` was told to stop all the same"), "{ended:?}");
-    assert_eq!(ended.signal, Some(2), "{ended:?}");
+    let signalled = |signal| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_rlock"));
+        command.args(["force-release", "k", "-yv"]).env("RLOCK_URL", server.url()).env("RLOCK_CONFIG", "/dev/null");
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        // It says so after it has taken the signal and the mark is answered.
+        let mut said = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        assert!(line.contains("told to stop; its lease has"), "{line}");
+        kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
+        let ended = Ended::from(child.wait_with_output().unwrap());
+        assert_eq!(ended.signal, Some(signal as i32), "{ended:?}");
+        let mut rest = String::new();
+        said.read_to_string(&mut rest).unwrap();
+        rest
+    };
+    let said = signalled(Signal::SIGINT);
+    assert!(said.contains("the holder of `k` was told to stop all the same"), "{said}");
+    assert_eq!(server.look("k").condemned, [ID]);
+    for plain in [Signal::SIGTERM, Signal::SIGHUP] {
+        assert_eq!(signalled(plain), "", "their default action is kept");
+    }
 }

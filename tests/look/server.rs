@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use rlock::claim::{Answer, Ask, ClaimId, Limit};
 use rlock::clock::Boot;
 use rlock::store::{self, Cancel, Key, Look, Store, Url};
@@ -41,6 +43,16 @@ impl Server {
 
     pub(crate) fn open(&self) -> Box<dyn Store> {
         store::open(&Url::parse(&self.url()).unwrap(), None, &Cancel::new().unwrap())
+    }
+
+    /// Keeps the server from answering.
+    pub(crate) fn freeze(&self) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGSTOP).unwrap();
+    }
+
+    /// Lets it answer again.
+    pub(crate) fn thaw(&self) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGCONT).unwrap();
     }
 
     /// What redis-cli says to these words.

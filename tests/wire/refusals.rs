@@ -55,6 +55,59 @@ fn a_login_is_refused_in_the_servers_words() {
 }
 
 #[test]
+fn a_password_is_never_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("password");
+    std::fs::write(&file, "hunter2-secret\n").unwrap();
+    for (line, part) in
+        [("rename-command AUTH \"\"", "unknown command 'AUTH'"), ("user app on >pw ~* &* +@all", "WRONGPASS")]
+    {
+        let server = Server::with(&[line]);
+        for user in ["", "app@"] {
+            let url = Url::parse(&format!("redis://{user}127.0.0.1:{}/3", server.port())).unwrap();
+            let mut store = store::open(&url, Some(&file), &Cancel::new().unwrap());
+            let text = store.ask(&key("k"), &ask(1, false), ample()).unwrap_err().to_string();
+            assert!(!text.contains("hunter2") && !text.contains("args beginning"), "{text}");
+            assert!(text.contains(part) || user.is_empty(), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_login_without_a_password_says_so() {
+    let server = Server::with(&["user app on >pw ~* &* +@all"]);
+    let text = refused(as_user(&server, "app").ask(&key("k"), &ask(1, false), ample()));
+    assert!(text.contains("no password was given") && text.contains("RLOCK_URL"), "{text}");
+    run(&server, "CONFIG SET requirepass secret");
+    let text = refused(open(&server.url()).0.ask(&key("k"), &ask(1, false), ample()));
+    assert!(text.contains("wants a login; give") && !text.contains("multibulk"), "{text}");
+}
+
+#[test]
+fn a_removals_rule_is_enough() {
+    let server = Server::with(&["user app on >pw"]);
+    for set in ["SET k x", "HSET k a b"] {
+        run(&server, "DEL k");
+        run(&server, set);
+        let shown = open(&server.url()).0.look(&key("k"), ample()).unwrap().foreign.unwrap();
+        run(&server, "ACL SETUSER app reset on >pw");
+        let mut app = as_user(&server, "app:pw");
+        let text = refused(app.remove_foreign(&key("k"), &shown, ample()));
+        run(&server, rule(&text));
+        assert_eq!(app.remove_foreign(&key("k"), &shown, ample()), Ok(true), "{text}");
+    }
+}
+
+#[test]
+fn a_missing_right_to_the_database_comes_with_its_rule() {
+    let server = Server::with(&["user app on >pw ~* &* +@all -select"]);
+    let url = format!("redis://app:pw@127.0.0.1:{}/3", server.port());
+    let text = refused(open(&url).0.look(&key("k"), ample()));
+    run(&server, rule(&text));
+    open(&url).0.look(&key("k"), ample()).unwrap();
+}
+
+#[test]
 fn a_password_file_is_read_again_at_each_connect() {
     let server = Server::with(&["user app on >first ~* &* +@all"]);
     let dir = tempfile::tempdir().unwrap();
@@ -79,8 +132,16 @@ fn a_password_file_is_read_again_at_each_connect() {
     // A pipe would wait for a writer.
     std::fs::remove_file(&file).unwrap();
     nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    config(&mut *store::open(&url, Some(&file), &Cancel::new().unwrap()), "not a regular file");
+    // It was right once: it is being written anew.
     store.disconnect();
-    config(&mut *store, "not a regular file");
+    assert!(later(store.look(&key("k"), ample())).contains("not a regular file"));
+    std::fs::remove_file(&file).unwrap();
+    assert!(later(store.look(&key("k"), ample())).contains("No such file"));
+    std::fs::write(&file, "").unwrap();
+    assert!(later(store.look(&key("k"), ample())).contains("is empty"));
+    std::fs::write(&file, "second").unwrap();
+    store.look(&key("k"), ample()).unwrap();
 }
 
 /// The rule that a refusal names.

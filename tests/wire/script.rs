@@ -85,3 +85,21 @@ fn every_key_works() {
         assert!(matches!(store.drop_claim(&key(text), id(1), TTL, ample()), Ok(Dropped::Held(_))), "{text}");
     }
 }
+
+#[test]
+fn a_record_that_is_not_utf8_keeps_the_key_busy() {
+    let server = Server::start();
+    let (mut store, _) = open(&server.url());
+    let mut redis = server.connect();
+    store.ask(&key("k"), &ask(1, false), ample()).unwrap();
+    let mut value: Vec<u8> = redis::cmd("GET").arg("k").query(&mut redis).unwrap();
+    let at = value.windows(3).position(|part| part == b"db1").unwrap();
+    value[at] = 0xff;
+    redis::cmd("SET").arg("k").arg(&value).arg("KEEPTTL").exec(&mut redis).unwrap();
+    let look = store.look(&key("k"), ample()).unwrap();
+    assert!(look.foreign.is_none() && look.holders[0].id == id(1), "{look:?}");
+    let answer = store.ask(&key("k"), &ask(2, false), ample());
+    assert!(matches!(&answer, Ok(Answer::Busy { holders }) if *holders == look.holders), "{answer:?}");
+    assert!(matches!(store.ask(&key("k"), &ask(2, true), ample()), Ok(Answer::Waiting { position: 1, .. })));
+    assert!(matches!(store.drop_claim(&key("k"), id(1), TTL, ample()), Ok(Dropped::Held(_))));
+}

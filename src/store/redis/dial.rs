@@ -21,7 +21,7 @@ use super::errors::{self, At, Wants};
 use super::url::{Address, Place};
 use super::wire::{Cut, Wire, ready, sleep};
 use crate::clock::Boot;
-use crate::store::{Cancel, Reply, Trouble};
+use crate::store::{Cancel, Key, Reply, Trouble};
 
 /// How long an address has before the next one is tried beside it.
 const HEAD_START: Duration = Duration::from_millis(250);
@@ -39,11 +39,23 @@ pub(super) struct Dialer {
     lookup: Option<Lookup>,
     /// Which of a name's addresses comes first. It moves on when a connection fails.
     turn: usize,
+    /// Whether the store has answered a request yet.
+    answered: bool,
 }
 
 impl Dialer {
     pub(super) fn new(address: Address, password_file: Option<&Path>, cancel: Cancel) -> Self {
-        Self { address, password_file: password_file.map(Into::into), cancel, lookup: None, turn: 0 }
+        Self { address, password_file: password_file.map(Into::into), cancel, lookup: None, turn: 0, answered: false }
+    }
+
+    /// Notes that the store has answered: from now on what looks like a wrong setting may pass.
+    pub(super) fn note_answer(&mut self) {
+        self.answered = true;
+    }
+
+    /// Where a request happened, for its errors.
+    pub(super) fn at<'a>(&'a self, key: Option<&'a Key>, wants: Wants<'a>) -> At<'a> {
+        At { address: &self.address, key, wants, answered: self.answered }
     }
 
     /// Where it connects to.
@@ -58,32 +70,36 @@ impl Dialer {
 
     /// A new connection.
     pub(super) fn dial(&mut self, by: Boot) -> Reply<Wire> {
-        let login = self.login()?;
+        let password = self.password()?;
         let socket = match self.connected(by) {
             Ok(socket) => socket,
             Err(err) => return Err(self.unreachable(err)),
         };
         let mut wire = Wire::new(socket, self.cancel.clone(), by);
-        if let Err(err) = greet(&mut wire, login.as_deref(), self.address.db) {
+        if let Err(err) = greet(&mut wire, &self.login(password.as_deref()), self.address.db) {
             self.turn();
-            return Err(errors::fault(&err, &At { address: &self.address, key: None, wants: Wants::Change }).trouble);
+            return Err(errors::fault(&err, &self.at(None, Wants::Greet(password.as_deref()))).trouble);
         }
         Ok(wire)
     }
 
-    /// What AUTH is told; none where there is nothing to tell.
-    fn login(&self) -> Reply<Option<Vec<String>>> {
-        let read = match (&self.address.password, &self.password_file) {
-            (Some(password), _) => Some(password.clone()),
-            (None, Some(path)) => Some(read_password(path).map_err(Trouble::Config)?),
-            (None, None) => None,
-        };
-        Ok(match (&self.address.user, read) {
-            (None, None) => None,
-            (None, Some(password)) => Some(vec![password]),
+    fn password(&self) -> Reply<Option<String>> {
+        // A file that was right once is being written anew.
+        let trouble = if self.answered { Trouble::Later } else { Trouble::Config };
+        match (&self.address.password, &self.password_file) {
+            (Some(password), _) => Ok(Some(password.clone())),
+            (None, Some(path)) => read_password(path).map(Some).map_err(trouble),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// What AUTH is told; empty where there is nothing to tell.
+    fn login<'a>(&'a self, password: Option<&'a str>) -> Vec<&'a str> {
+        match (self.address.user.as_deref(), password) {
+            (None, password) => password.into_iter().collect(),
             // A user may have no password, and then any is right.
-            (Some(user), password) => Some(vec![user.clone(), password.unwrap_or_default()]),
-        })
+            (Some(user), password) => vec![user, password.unwrap_or_default()],
+        }
     }
 
     fn connected(&mut self, by: Boot) -> io::Result<OwnedFd> {
@@ -119,9 +135,9 @@ impl Dialer {
 
 /// Logs in and goes to the database, in one round trip; in none where there is nothing to say. Not together with the
 /// first request: where the login is refused, the request would run as the default user.
-fn greet(wire: &mut Wire, login: Option<&[String]>, db: u32) -> RedisResult<()> {
+fn greet(wire: &mut Wire, login: &[&str], db: u32) -> RedisResult<()> {
     let mut greeting = redis::pipe();
-    if let Some(login) = login {
+    if !login.is_empty() {
         greeting.cmd("AUTH").arg(login);
     }
     if db != 0 {
@@ -178,9 +194,10 @@ fn look_up(
         Some(lookup) => lookup,
         None => Lookup::begin(host.to_owned(), port)?,
     };
-    if !ready(&[(&lookup.done, PollFlags::POLLIN)], cancel, by)? {
+    let done = ready(&[(&lookup.done, PollFlags::POLLIN)], cancel, by);
+    if !matches!(done, Ok(true)) {
         *under_way = Some(lookup);
-        return Err(no_host(&"no answer from the resolver in time"));
+        return Err(done.err().unwrap_or_else(|| no_host(&"no answer from the resolver in time")));
     }
     match lookup.result.try_recv() {
         Ok(Ok(found)) if found.is_empty() => Err(no_host(&"the name has none")),
@@ -378,6 +395,10 @@ mod tests {
         let by = Boot::now() + Duration::from_millis(50);
         assert!(look_up(&mut under_way, "host", 1, &cancel(), by).is_err());
         assert!(by.left().is_zero() && under_way.is_some());
+        let fired = cancel();
+        fired.fire();
+        let err = RedisError::from(look_up(&mut under_way, "host", 1, &fired, soon()).unwrap_err());
+        assert!(Cut::of(&err) == Some(Cut::Cancelled) && under_way.is_some());
         let found = vec![SocketAddr::from(([127, 0, 0, 1], 1))];
         sender.send(Ok(found.clone())).unwrap();
         done.fire();

@@ -11,6 +11,7 @@ use crate::store::{Key, Trouble};
 const SCRIPT: &str = "del get hdel hget hset hvals pexpire pexpireat pttl rpush set strlen time type xadd zadd zcard \
                       zrange zrank zrem zremrangebyscore zrevrange zscore";
 const CALLS: &str = "eval evalsha blpop";
+const REMOVAL: &str = "eval pexpire type strlen get hlen hget del";
 const LOOK: &str = "multi exec time type pttl strlen getrange get zrange hvals zscore";
 
 /// The most of a server's words that is shown, in characters.
@@ -28,18 +29,24 @@ pub(super) struct Fault {
 pub(super) struct At<'a> {
     pub(super) address: &'a Address,
     pub(super) key: Option<&'a Key>,
-    pub(super) wants: Wants,
+    pub(super) wants: Wants<'a>,
+    /// The store has answered before: it is a Redis, whatever comes in its name now.
+    pub(super) answered: bool,
 }
 
 /// What a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wants {
+pub(super) enum Wants<'a> {
+    /// To log in, with a password where there is one, and to go to the database.
+    Greet(Option<&'a str>),
     /// To change a key's claims.
     Change,
     /// To hear of a change.
     Wait,
     /// To look at a key.
     Look,
+    /// To remove what is not rlock's.
+    Remove,
     /// To find keys and look at them.
     List,
 }
@@ -52,7 +59,10 @@ impl At<'_> {
     /// The ACL rule that lets the request pass.
     fn rule(&self) -> String {
         let commands = match self.wants {
+            // AUTH needs no right.
+            Wants::Greet(_) => return format!("ACL SETUSER {} +select", pattern(self.user())),
             Wants::Change | Wants::Wait => format!("{CALLS} {SCRIPT}"),
+            Wants::Remove => REMOVAL.to_owned(),
             Wants::Look => LOOK.to_owned(),
             Wants::List => format!("scan {LOOK}"),
         };
@@ -84,6 +94,9 @@ pub(super) fn fault(err: &RedisError, at: &At<'_>) -> Fault {
         (Some(Cut::Cancelled), _) => closed(Trouble::Interrupted),
         (Some(Cut::Late), _) => closed(Trouble::Unknown(format!("{address} did not answer in time"))),
         (Some(Cut::TooLarge), _) => closed(Trouble::Unknown(format!("{address} sends an answer without end"))),
+        (None, ErrorKind::Parse) if at.answered => {
+            closed(Trouble::Unknown(format!("{address} broke the connection: its answer is not of the Redis protocol")))
+        }
         (None, ErrorKind::Parse) => {
             let text =
                 format!("{address} does not speak the Redis protocol; check host and port, and whether it wants TLS");
@@ -158,24 +171,30 @@ fn by_words(detail: &str) -> Meaning {
 fn server_error(code: &str, detail: &str, at: &At<'_>) -> Fault {
     let (address, user) = (at.address, at.user());
     let (code, detail) = innermost(code, detail);
-    let said = if code == "ERR" { words(detail) } else { format!("{} {}", words(code), words(detail)) };
+    let meaning = meaning(code, detail);
+    let said = said(code, detail, meaning, at);
     let refused = |closes, text| Fault { trouble: Trouble::Refused(text), closes };
     let config = |what: &str| Fault { trouble: Trouble::Config(format!("{address} {what}: {said}")), closes: false };
-    match meaning(code, detail) {
+    match meaning {
         Meaning::Later { closes } => {
             Fault { trouble: Trouble::Later(format!("{address} cannot do it just now: {said}")), closes }
         }
         Meaning::NoRight => {
             refused(false, format!("{address} lacks a right for user {user}: {said}; grant it with: {}", at.rule()))
         }
-        Meaning::NoLogin => refused(
-            true,
-            format!("{address} wants a login: {said}; give a --password-file, and a user as redis://user@host"),
-        ),
-        Meaning::BadLogin => refused(
-            true,
-            format!("{address} refuses the login of user {user}: {said}; check the user and the password file"),
-        ),
+        Meaning::NoLogin => {
+            // Without a code of its own it is a complaint about the request's form, and no help.
+            let said = if code == "ERR" { String::new() } else { format!(": {said}") };
+            let todo = "give a --password-file, and a user as redis://user@host";
+            refused(true, format!("{address} wants a login{said}; {todo}"))
+        }
+        Meaning::BadLogin => {
+            let todo = match at.wants {
+                Wants::Greet(None) => "no password was given: give it in a --password-file or in RLOCK_URL",
+                _ => "check the user and the password file",
+            };
+            refused(true, format!("{address} refuses the login of user {user}: {said}; {todo}"))
+        }
         Meaning::Denied => refused(true, format!("{address} refuses connections: {said}")),
         Meaning::InTheWay => {
             let keys = at.key.map_or(String::new(), |key| format!(" ({key}:rlock1:*)"));
@@ -184,6 +203,24 @@ fn server_error(code: &str, detail: &str, at: &At<'_>) -> Fault {
         Meaning::TooOld => config("is too old or has a command renamed; Redis 6.0 or Valkey 7.2 is needed"),
         Meaning::NoDatabase => config("has no such database"),
     }
+}
+
+/// The server's words as they may be shown. Servers and proxies repeat what they did not understand, and in a greeting
+/// that is the password: what is not known to be harmless is left out there.
+fn said(code: &str, detail: &str, meaning: Meaning, at: &At<'_>) -> String {
+    if let Wants::Greet(Some(password)) = at.wants {
+        let is_known = meaning != Meaning::Later { closes: false };
+        let text = format!("{code} {}", without_arguments(detail));
+        if !is_known || text.contains(password) {
+            return "its words are not shown, since they may repeat the password".to_owned();
+        }
+    }
+    if code == "ERR" { words(detail) } else { format!("{} {}", words(code), words(detail)) }
+}
+
+/// What a server says of an unknown command, without the command's arguments.
+fn without_arguments(text: &str) -> &str {
+    text.split(", with args beginning with").next().unwrap_or(text)
 }
 
 /// The error behind that of a script or of a transaction: servers before 7 wrap what stopped a script, and all wrap an
@@ -206,8 +243,9 @@ fn is_script_refusal(detail: &str) -> bool {
     detail.contains("The user executing the script can't") || detail.contains("ACL failure in script")
 }
 
-/// The server's words on one line, without the trace that a script's error ends in.
+/// The server's words on one line, without the arguments it repeats and the trace that a script's error ends in.
 fn words(text: &str) -> String {
+    let text = without_arguments(text);
     let plain = text.split(" script: ").next().unwrap_or(text).trim().trim_end_matches('.');
     let mut line: String = plain.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MOST_WORDS).collect();
     if plain.chars().nth(MOST_WORDS).is_some() {
@@ -219,15 +257,21 @@ fn words(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::redis::script;
+    use std::collections::BTreeSet;
+
+    use crate::store::redis::{foreign, script};
 
     fn told(answer: &str) -> Fault {
+        told_of(Wants::Change, false, &format!("-{answer}"))
+    }
+
+    fn told_of(wants: Wants<'_>, answered: bool, line: &str) -> Fault {
         let address = Address::parse_tcp("app:hunter2@db1").unwrap();
         let key = Key::parse("job:b").unwrap();
-        let err = redis::parse_redis_value(format!("-{answer}\r\n").as_bytes())
+        let err = redis::parse_redis_value(format!("{line}\r\n").as_bytes())
             .and_then(redis::Value::extract_error)
             .unwrap_err();
-        let fault = fault(&err, &At { address: &address, key: Some(&key), wants: Wants::Change });
+        let fault = fault(&err, &At { address: &address, key: Some(&key), wants, answered });
         let text = fault.trouble.to_string();
         assert!(!text.contains("hunter2") && !text.contains('\n') && !text.contains("@user_script"), "{text}");
         fault
@@ -306,6 +350,37 @@ mod tests {
     }
 
     #[test]
+    fn a_greetings_error_repeats_no_password() {
+        for answer in [
+            "ERR unknown command 'AUTH', with args beginning with: 'hunter2' ",
+            "ERR unknown command `AUTH`, with args beginning with: `app`, `hunter2`, ",
+            "ERR unknown command 'AUTH hunter2'",
+            "ERR syntax error near 'hunter2'",
+            "ERR cannot parse 'hunt' 'er2'",
+            "PROXYERR AUTH hunt-er2",
+            "WRONGPASS hunter2 is wrong",
+            "hunter2 what",
+        ] {
+            let text = told_of(Wants::Greet(Some("hunter2")), false, &format!("-{answer}")).trouble.to_string();
+            assert!(!text.contains("er2") && !text.contains("args"), "{text}");
+        }
+        let known = "-WRONGPASS invalid username-password pair or user is disabled.";
+        let text = told_of(Wants::Greet(Some("hunter2")), false, known).trouble.to_string();
+        assert!(text.contains("WRONGPASS invalid") && text.ends_with("check the user and the password file"), "{text}");
+        let text = told_of(Wants::Greet(None), false, known).trouble.to_string();
+        assert!(text.contains("no password was given") && !text.contains("check"), "{text}");
+        let noise = told_of(Wants::Look, true, "-ERR Protocol error: unauthenticated multibulk length").trouble;
+        assert!(noise.to_string().starts_with("redis://db1:6379 wants a login; give a --password-file"), "{noise}");
+    }
+
+    #[test]
+    fn a_store_that_has_answered_is_a_redis() {
+        let odd = "HTTP/1.1 502 Bad Gateway";
+        assert!(matches!(told_of(Wants::Change, false, odd), Fault { trouble: Trouble::Config(_), closes: true }));
+        assert!(matches!(told_of(Wants::Change, true, odd), Fault { trouble: Trouble::Unknown(_), closes: true }));
+    }
+
+    #[test]
     fn a_pattern_matches_its_key() {
         assert_eq!(pattern("a b*c[d]\"e\\f"), "a?b\\*c\\[d\\]?e?f");
     }
@@ -317,15 +392,12 @@ mod tests {
     }
 
     #[test]
-    fn the_rule_names_what_the_script_calls() {
-        let mut called: Vec<_> = script::SOURCE
-            .split("call('")
-            .skip(1)
-            .filter_map(|rest| rest.split('\'').next())
-            .map(str::to_ascii_lowercase)
-            .collect();
-        called.sort();
-        called.dedup();
-        assert_eq!(called.join(" "), SCRIPT);
+    fn the_rule_names_what_the_scripts_call() {
+        for (source, names, beside) in [(script::SOURCE, SCRIPT, ""), (foreign::REMOVE, REMOVAL, "eval")] {
+            let calls = source.split("call('").skip(1).filter_map(|rest| rest.split('\'').next());
+            let called: BTreeSet<_> = calls.map(str::to_ascii_lowercase).collect();
+            let named: BTreeSet<_> = names.split_whitespace().filter(|name| *name != beside).map(Into::into).collect();
+            assert_eq!(called, named);
+        }
     }
 }

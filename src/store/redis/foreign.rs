@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use redis::{Cmd, RedisResult, Value, cmd};
 
-use super::look::{items, send, text};
-use super::script::{LONGEST_VALUE, side_key};
+use super::look::{items, send};
+use super::script::{LONGEST_VALUE, side_key, text};
 use super::wire::Wire;
 use crate::store::{Foreign, Key};
 
 /// Removes what was shown, if it is still that. KEYS: the key, its queue; ARGV: the type, then the value or, of a hash,
 /// fields and values. Its first command is a write for the reason of `claim.lua`: a replica must say READONLY.
-const REMOVE: &str = "
+pub(super) const REMOVE: &str = "
 redis.call('PEXPIRE', KEYS[2], 10000)
 if redis.call('TYPE', KEYS[1]).ok ~= ARGV[1] then
   return 0
@@ -76,7 +76,7 @@ pub(super) fn describe(wire: &mut Wire, key: &Key, found: &mut Foreign) -> Redis
         Some(Value::Int(count)) => count.to_string(),
         _ => "some".into(),
     };
-    let is_small = answers.get(1).and_then(text).is_some_and(|how| matches!(how, "listpack" | "ziplist"));
+    let is_small = answers.get(1).and_then(text).is_some_and(|how| matches!(&*how, "listpack" | "ziplist"));
     let read = match found.kind.as_str() {
         "hash" if is_small => Some(cmd("HGETALL").arg(key.as_str()).clone()),
         "zset" if is_small => Some(cmd("ZRANGE").arg(key.as_str()).arg(0).arg(9).clone()),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis::cmd;
 
-use super::errors::{self, At, Wants};
+use super::errors::{self, Wants};
 use super::{Redis, look, script};
 use crate::clock::Boot;
 use crate::store::{Key, Listed, Reply, Trouble, glob};
@@ -46,7 +46,7 @@ pub(super) fn list(
                 let look = match look {
                     Ok(look) => look,
                     Err(err) => {
-                        let at = At { address: store.dialer.address(), key: Some(key), wants: Wants::Look };
+                        let at = store.dialer.at(Some(key), Wants::Look);
                         match errors::fault(&err, &at).trouble {
                             // Others' keys may be none of this user's business.
                             Trouble::Refused(why) => refused = Some(Trouble::Refused(why)),

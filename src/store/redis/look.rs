@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, RedisError, RedisResult, Value, cmd};
 
 use super::foreign;
-use super::script::{self, LONGEST_VALUE, Stored, side_key};
+use super::script::{self, LONGEST_VALUE, Stored, side_key, text};
 use super::wire::Wire;
 use crate::claim::{ClaimId, Entry};
 use crate::store::{Foreign, Key, Look};
@@ -82,11 +82,11 @@ fn read_first(answers: &[Value]) -> RedisResult<Look> {
     let mut look =
         Look { now_ms, number: text(token).and_then(|text| text.parse().ok()).unwrap_or(0), ..Look::default() };
     let foreign =
-        |what: &str| Foreign { kind: kind.into(), what: what.into(), value: Vec::new(), left, seen: Vec::new() };
+        |what: &str| Foreign { kind: kind.to_string(), what: what.into(), value: Vec::new(), left, seen: Vec::new() };
     let mut waiting: HashMap<_, _> = entries(waiters).flatten().map(|entry| (entry.id, entry)).collect();
-    let places = items(queue).iter().filter_map(|id| text(id).and_then(ClaimId::parse));
+    let places = items(queue).iter().filter_map(|id| text(id).and_then(|id| ClaimId::parse(&id)));
     look.queue = places.filter_map(|id| waiting.remove(&id)).filter(|entry| entry.until_ms > now_ms).collect();
-    match (kind, value, length) {
+    match (&*kind, value, length) {
         ("none", ..) => {}
         ("string", Value::BulkString(value), &Value::Int(length)) => {
             let length = usize::try_from(length).unwrap_or(usize::MAX);
@@ -134,14 +134,6 @@ fn second(wire: &mut Wire, keys: &[Key], looks: &mut [RedisResult<Look>]) -> Red
     Ok(())
 }
 
-pub(super) fn text(value: &Value) -> Option<&str> {
-    match value {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
-        Value::SimpleString(text) => Some(text),
-        _ => None,
-    }
-}
-
 pub(super) fn items(value: &Value) -> &[Value] {
     match value {
         Value::Array(items) => items,
@@ -150,7 +142,7 @@ pub(super) fn items(value: &Value) -> &[Value] {
 }
 
 fn entries(value: &Value) -> impl Iterator<Item = Option<Entry>> {
-    items(value).iter().map(|value| text(value).and_then(script::parse_entry))
+    items(value).iter().map(script::entry)
 }
 
 /// The milliseconds of an answer to TIME.

@@ -5,12 +5,14 @@
 //! The queue is the sorted set `queue` of ids with the hash `waiters` of their entries. `gone` is a sorted set of
 //! traces with their ends: an id is a tombstone, an id behind `c:` a condemned mark.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use redis::{Cmd, Value};
 
 use crate::claim::{Answer, Ask, ClaimId, Condemnation, Dropped, Entry, Limit, Renew, Renewal};
 use crate::store::Key;
+use crate::text::cut;
 
 /// The script.
 pub const SOURCE: &str = include_str!("claim.lua");
@@ -143,7 +145,7 @@ pub struct Told<T> {
 /// The answer to [`Call::ask`], or what is wrong with it.
 pub fn read_answer(value: &Value) -> Result<Told<Answer>, String> {
     Words::of(value)?.told(|words| {
-        Some(match words.word {
+        Some(match &*words.word {
             "granted" => Answer::Granted { number: words.number(2)?, left_ms: words.number(3)? },
             "waiting" => Answer::Waiting {
                 position: usize::try_from(words.number(2)?).ok()?,
@@ -160,7 +162,7 @@ pub fn read_answer(value: &Value) -> Result<Told<Answer>, String> {
 /// The answer to [`Call::renew`] and [`Call::finish`], or what is wrong with it.
 pub fn read_renewal(value: &Value) -> Result<Told<Renewal>, String> {
     Words::of(value)?.told(|words| {
-        Some(match words.word {
+        Some(match &*words.word {
             "renewed" => Renewal::Renewed { left_ms: words.number(2)?, restored: words.number(3)? == 1 },
             "condemned" => Renewal::Condemned,
             "gone" => Renewal::Gone,
@@ -172,7 +174,7 @@ pub fn read_renewal(value: &Value) -> Result<Told<Renewal>, String> {
 /// The answer to [`Call::drop_claim`], or what is wrong with it.
 pub fn read_dropped(value: &Value) -> Result<Told<Dropped>, String> {
     Words::of(value)?.told(|words| {
-        Some(match words.word {
+        Some(match &*words.word {
             "held" => Dropped::Held(Box::new(words.entry(2)?)),
             "waited" => Dropped::Waited(Box::new(words.entry(2)?)),
             "unknown" => Dropped::Unknown,
@@ -184,7 +186,7 @@ pub fn read_dropped(value: &Value) -> Result<Told<Dropped>, String> {
 /// The answer to [`Call::condemn`], or what is wrong with it.
 pub fn read_condemnation(value: &Value) -> Result<Told<Condemnation>, String> {
     Words::of(value)?.told(|words| {
-        Some(match words.word {
+        Some(match &*words.word {
             "marked" => Condemnation::Marked { left_ms: words.number(2)? },
             "dropped" => Condemnation::Dropped,
             "unknown" => Condemnation::Unknown,
@@ -195,14 +197,14 @@ pub fn read_condemnation(value: &Value) -> Result<Told<Condemnation>, String> {
 
 /// A reply of the script, taken apart.
 struct Words<'a> {
-    word: &'a str,
+    word: Cow<'a, str>,
     all: &'a [Value],
 }
 
 impl<'a> Words<'a> {
     fn of(value: &'a Value) -> Result<Self, String> {
         match value {
-            Value::Array(all) => all.first().and_then(as_text).map(|word| Self { word, all }),
+            Value::Array(all) => all.first().and_then(text).map(|word| Self { word, all }),
             _ => None,
         }
         .ok_or_else(|| nonsense(value))
@@ -216,31 +218,37 @@ impl<'a> Words<'a> {
     fn number(&self, at: usize) -> Option<u64> {
         match self.all.get(at)? {
             Value::Int(number) => u64::try_from(*number).ok(),
-            value => digits(as_text(value)?),
+            value => digits(&text(value)?),
         }
     }
 
     fn entry(&self, at: usize) -> Option<Entry> {
-        self.all.get(at).and_then(as_text).and_then(parse_entry)
+        self.all.get(at).and_then(entry)
     }
 
     fn entries(&self, from: usize) -> Option<Vec<Entry>> {
-        self.all.get(from..)?.iter().map(|value| as_text(value).and_then(parse_entry)).collect()
+        self.all.get(from..)?.iter().map(entry).collect()
     }
 }
 
-fn as_text(value: &Value) -> Option<&str> {
+/// What a string answer says. Bytes that are not UTF-8 become U+FFFD: the script reads past them in a record, and who
+/// holds a lock must not depend on who reads it.
+pub(super) fn text(value: &Value) -> Option<Cow<'_, str>> {
     match value {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
-        Value::SimpleString(text) => Some(text),
+        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes)),
+        Value::SimpleString(text) => Some(text.into()),
         _ => None,
     }
 }
 
+/// The entry that an answer holds.
+pub(super) fn entry(value: &Value) -> Option<Entry> {
+    parse_entry(&text(value)?)
+}
+
 fn nonsense(value: &impl fmt::Debug) -> String {
-    let mut text = format!("{value:?}").escape_debug().to_string();
-    text.truncate(200);
-    format!("the server's answer makes no sense: {text}")
+    let dump = format!("{value:?}").escape_debug().to_string();
+    format!("the server's answer makes no sense: {}", cut(&dump, 200))
 }
 
 /// An entry as the store keeps it: compact JSON whose own members come first and in this order, so that the script
@@ -310,13 +318,15 @@ pub enum Stored {
 impl Stored {
     /// What `value` is.
     pub fn of(value: &[u8]) -> Self {
-        let text = std::str::from_utf8(value).ok().filter(|text| text.len() <= LONGEST_VALUE);
-        let Some(text) = text else { return Self::Foreign };
-        if text == MARKER {
+        if value.len() > LONGEST_VALUE {
+            return Self::Foreign;
+        }
+        if value == MARKER.as_bytes() {
             return Self::Aside;
         }
+        let text = String::from_utf8_lossy(value);
         let layout = text.strip_prefix(r#"{"rlock":"#).map_or("", |rest| rest.split([',', '}']).next().unwrap_or(""));
-        match parse_entry(text) {
+        match parse_entry(&text) {
             Some(entry) => Self::Holder(Box::new(entry)),
             None if digits(layout).is_some_and(|layout| layout > 1) => Self::Newer,
             None => Self::Foreign,
@@ -398,6 +408,25 @@ mod tests {
         assert_eq!(Stored::of(br#"{"rlock":0}"#), Stored::Foreign);
         assert_eq!(Stored::of(b"\xff"), Stored::Foreign);
         assert_eq!(Stored::of(b""), Stored::Foreign);
+    }
+
+    #[test]
+    fn a_record_that_is_not_utf8_is_a_record() {
+        let mut value = entry_text(&entry(r#""host":"db?""#)).into_bytes();
+        let at = value.iter().position(|byte| *byte == b'?').expect("the mark");
+        value[at] = 0xff;
+        let Stored::Holder(held) = Stored::of(&value) else { panic!("not a holder") };
+        assert_eq!(held.record, "\"host\":\"db\u{fffd}\"");
+        assert_eq!(super::entry(&Value::BulkString(value)), Some(*held));
+    }
+
+    #[test]
+    fn nonsense_is_cut_between_characters() {
+        for shift in 0..4 {
+            let text = format!("{}{}", "x".repeat(shift), "鍵".repeat(200));
+            let told = read_answer(&Value::Array(vec![Value::BulkString(text.into())])).unwrap_err();
+            assert!(told.contains('鍵') && told.len() < 300, "{told}");
+        }
     }
 
     #[test]
