@@ -31,7 +31,7 @@ enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 2] = [Self::Flock, Self::Redis];
+    const ALL: [Self; 3] = [Self::Flock, Self::Local, Self::Redis];
 
     fn name(self) -> &'static str {
         match self {
@@ -83,7 +83,7 @@ impl Bench {
     fn one_run(&self) {
         println!("One run of `true`, {RUNS} each in turn\n");
         println!("{:<16}{:>12}{:>12}{:>16}", "", "median", "p90", "times flock's");
-        let mut times = [const { Vec::new() }; 2];
+        let mut times = [const { Vec::new() }; 3];
         for _ in 0..RUNS {
             for (kind, times) in Kind::ALL.into_iter().zip(&mut times) {
                 let began = Boot::now();
@@ -110,7 +110,7 @@ impl Bench {
         println!("\nTime for one hand-over, {DRAINS} queues each in turn\n");
         println!("{:<16}{:>10}{:>12}{:>16}", "", "waiters", "median", "times flock's");
         for size in sizes {
-            let mut times = [const { Vec::new() }; 2];
+            let mut times = [const { Vec::new() }; 3];
             for round in 0..DRAINS {
                 for (kind, times) in Kind::ALL.into_iter().zip(&mut times) {
                     let took = self.drain(kind, &format!("queue-{size}-{round}"), *size, || ());
@@ -179,7 +179,7 @@ impl Bench {
 
     fn memory(&self) {
         println!("\nMemory while a command runs (PSS, rlock and its keeper)\n");
-        for kind in [Kind::Redis] {
+        for kind in [Kind::Local, Kind::Redis] {
             let name = format!("memory-{}", kind.name().len());
             let ready = self.path(&format!("{name}-ready"));
             let line = format!("touch {}; exec sleep 100", ready.display());
