@@ -337,7 +337,7 @@ _rlock() {
             return 0
             ;;
         rlock__subcmd__run)
-            opts="-k -n -w -x -E -c -q -v -h --key --ttl --nb --nonblock --timeout --wait --exclusive --conflict-exit-code --skip --on-lost --signal --kill-after --label --report --no-forward --url --config --store-timeout --password-file --json --quiet --verbose --help"
+            opts="-k -n -w -x -E -c -q -v -h --key --ttl --nb --nonblock --timeout --wait --exclusive --conflict-exit-code --skip --on-lost --signal --kill-after --max-runtime --hold-at-least --jitter --wait-replicas --label --report --no-forward --url --config --store-timeout --password-file --json --quiet --verbose --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -406,6 +406,31 @@ _rlock() {
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
                     fi
+                    return 0
+                    ;;
+                --max-runtime)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --hold-at-least)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --jitter)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --wait-replicas)
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --label)

@@ -48,6 +48,10 @@ kill\t'KILL at once'
 warn\t'Say so and let the command go on without the lock'"
 complete -c rlock -n "__fish_rlock_using_subcommand run" -l signal -d 'The first signal of --on-lost terminate [default: TERM]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand run" -l kill-after -d 'The time between that signal and KILL, at most a third of the ttl [default: a sixth of the ttl, at most 5s]' -r -f
+complete -c rlock -n "__fish_rlock_using_subcommand run" -l max-runtime -d 'Stop the command when it has run this long, then end with 124 [default: never]' -r -f
+complete -c rlock -n "__fish_rlock_using_subcommand run" -l hold-at-least -d 'Keep the lock until this long after the command\'s start, also when it ends sooner [default: 0]' -r -f
+complete -c rlock -n "__fish_rlock_using_subcommand run" -l jitter -d 'Wait a random time, at most this long, before asking for the lock [default: 0]' -r -f
+complete -c rlock -n "__fish_rlock_using_subcommand run" -l wait-replicas -d 'Hold the lock only while this many of the server\'s replicas have it too, else end with 69 [default: 0]' -r
 complete -c rlock -n "__fish_rlock_using_subcommand run" -l label -d 'A word for people, shown beside the holder' -r -f
 complete -c rlock -n "__fish_rlock_using_subcommand run" -l report -d 'Append the outcome as one line of JSON to a file, or write it to an open descriptor' -r
 complete -c rlock -n "__fish_rlock_using_subcommand run" -s c -d 'Run this with /bin/sh' -r -f -a "(__fish_complete_command)"

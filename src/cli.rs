@@ -138,6 +138,26 @@ pub struct Run {
     /// The time between that signal and KILL, at most a third of the ttl [default: a sixth of the ttl, at most 5s]
     #[arg(long, value_name = "DUR", value_hint = ValueHint::Other, allow_negative_numbers = true)]
     pub kill_after: Option<String>,
+    /// Stop the command when it has run this long, then end with 124 [default: never]
+    ///
+    /// Its whole tree gets the signal of --signal and, after --kill-after, KILL; then the lock is given back.
+    #[arg(long, value_name = "DUR", value_hint = ValueHint::Other, allow_negative_numbers = true)]
+    pub max_runtime: Option<String>,
+    /// Keep the lock until this long after the command's start, also when it ends sooner [default: 0]
+    ///
+    /// rlock ends with the command; the lease then runs out by itself. For a job that several hosts start at about the
+    /// same time, and that is to run once.
+    #[arg(long, value_name = "DUR", value_hint = ValueHint::Other, allow_negative_numbers = true)]
+    pub hold_at_least: Option<String>,
+    /// Wait a random time, at most this long, before asking for the lock [default: 0]
+    #[arg(long, value_name = "DUR", value_hint = ValueHint::Other, allow_negative_numbers = true)]
+    pub jitter: Option<String>,
+    /// Hold the lock only while this many of the server's replicas have it too, else end with 69 [default: 0]
+    ///
+    /// Redis only. A renewal that too few replicas have in time does not count, and the command is stopped before the
+    /// lease ends. It narrows what a failover can lose, and cannot rule it out.
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub wait_replicas: Option<String>,
     /// A word for people, shown beside the holder
     #[arg(long, value_name = "TEXT", value_hint = ValueHint::Other)]
     pub label: Option<OsString>,
@@ -263,6 +283,7 @@ Exit codes:
   77   refused by the store: login or permission
   78   bad configuration, or a store that cannot do what was asked
   79   the lease was lost; the command was stopped
+  124  the command ran as long as --max-runtime allows, and was stopped
   126  the command cannot be run
   127  the command was not found
 

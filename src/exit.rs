@@ -41,6 +41,8 @@ pub const REFUSED: u8 = 77;
 pub const CONFIG: u8 = 78;
 /// The lease was lost; the command was stopped.
 pub const LOST: u8 = 79;
+/// The command ran as long as `--max-runtime` allows; as `timeout` has it.
+pub const MAX_RUNTIME: u8 = 124;
 /// The command cannot be run.
 pub const CANNOT_RUN: u8 = 126;
 /// The command was not found.
@@ -59,6 +61,7 @@ pub const TABLE: &[(u8, &str)] = &[
     (REFUSED, "refused by the store: login or permission"),
     (CONFIG, "bad configuration, or a store that cannot do what was asked"),
     (LOST, "the lease was lost; the command was stopped"),
+    (MAX_RUNTIME, "the command ran as long as --max-runtime allows, and was stopped"),
     (CANNOT_RUN, "the command cannot be run"),
     (NOT_FOUND, "the command was not found"),
 ];

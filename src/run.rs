@@ -7,6 +7,7 @@
 
 mod account;
 mod event_loop;
+mod events;
 mod hold;
 mod next;
 mod wait;
@@ -71,7 +72,10 @@ fn start<'a>(settings: &'a Settings, run: &'a RunSettings) -> anyhow::Result<Eve
     let signals = Signals::block_all()?;
     let cancel = Cancel::new().context(Error::Os("cannot open a descriptor".into()))?;
     let mut store = store::open(&settings.store.url, settings.store.password_file.as_deref(), &cancel);
-    let claim = new_id()?;
+    if run.replicas > 0 {
+        store.need_replicas(run.replicas).map_err(|trouble| Error::Config(trouble.to_string()))?;
+    }
+    let claim = ClaimId::from_bits(u128::from_ne_bytes(random()?));
     let keep = store.enrol(claim).map(|fd| fd.as_raw_fd()).into_iter().collect();
     let spec = Spec { program: program.clone(), at_entry: signals.at_entry(), signal: run.signal, keep };
     let keeper = Keeper::fork(spec)?;
@@ -93,11 +97,18 @@ fn start<'a>(settings: &'a Settings, run: &'a RunSettings) -> anyhow::Result<Eve
         Wait::For(most) => Some(most),
         Wait::No => Some(Duration::ZERO),
     };
-    let work = Work { store, key: run.key.clone(), ask, ttl: run.ttl, wait, store_timeout: settings.store.timeout };
-    let began = Boot::now();
+    let delay = part(run.jitter, u64::from_ne_bytes(random()?));
+    if !delay.is_zero() {
+        let line = report::delayed(run.key.as_str(), delay);
+        if voice.has_terminal() { voice.live(&line) } else { voice.say_verbose(&line) }
+    }
+    let store_timeout = settings.store.timeout;
+    let work = Work { store, key: run.key.clone(), ask, ttl: run.ttl, delay, wait, store_timeout };
+    let began = Boot::now() + delay;
     let worker = worker::start(work, cancel).with_context(no_thread)?;
     let plan = Plan { ttl: run.ttl, grace: run.grace, on_lost: run.on_lost };
-    let state = Run::new(Manner { plan, signal: run.signal, forward: run.forward });
+    let RunSettings { signal, forward, max_runtime, hold_at_least, .. } = *run;
+    let state = Run::new(Manner { plan, signal, forward, max_runtime, hold_at_least });
     let nest = Nest::read(std::env::var_os(nest::CLAIM).as_deref());
     EventLoop::new(
         settings,
@@ -106,8 +117,14 @@ fn start<'a>(settings: &'a Settings, run: &'a RunSettings) -> anyhow::Result<Eve
     )
 }
 
-fn new_id() -> Result<ClaimId, Error> {
-    let mut bits = [0; 16];
-    getrandom::fill(&mut bits).map_err(|error| Error::Os(format!("cannot get random numbers: {error}")))?;
-    Ok(ClaimId::from_bits(u128::from_ne_bytes(bits)))
+fn random<const N: usize>() -> Result<[u8; N], Error> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| Error::Os(format!("cannot get random numbers: {error}")))?;
+    Ok(bytes)
+}
+
+/// The part of `whole` that `dice` is of the greatest number: each equally likely.
+fn part(whole: Duration, dice: u64) -> Duration {
+    let nanos = whole.as_nanos().saturating_mul(u128::from(dice)) >> u64::BITS;
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }

@@ -90,6 +90,14 @@ pub struct RunSettings {
     pub signal: i32,
     /// The time between that signal and KILL.
     pub grace: Duration,
+    /// How long the command may run.
+    pub max_runtime: Option<Duration>,
+    /// How long after the command's start the lock is kept, if the command ends sooner.
+    pub hold_at_least: Option<Duration>,
+    /// The longest random delay before the lock is asked for.
+    pub jitter: Duration,
+    /// How many replicas must have a grant or a renewal.
+    pub replicas: u32,
     /// A word for people.
     pub label: Option<String>,
     /// Where the report goes.

@@ -144,6 +144,8 @@ pub enum Trouble {
     Unknown(String),
     /// The store answered that it cannot do this just now; nothing was done. Asking again may help.
     Later(String),
+    /// It was done, but fewer replicas have it in time than [`Store::need_replicas`] asks for.
+    TooFew(String),
     /// The login or a right is missing; the text says what to add.
     Refused(String),
     /// This is not a store that can do what was asked.
@@ -155,7 +157,9 @@ pub enum Trouble {
 impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unknown(text) | Self::Later(text) | Self::Refused(text) | Self::Config(text) => f.write_str(text),
+            Self::Unknown(text) | Self::Later(text) | Self::TooFew(text) | Self::Refused(text) | Self::Config(text) => {
+                f.write_str(text)
+            }
             Self::Interrupted => f.write_str("interrupted"),
         }
     }
@@ -223,6 +227,12 @@ pub trait Store: Send {
     /// copy of it, and the claim ends with the last of them. Where that cannot be had, the lease alone counts.
     fn enrol(&mut self, _id: ClaimId) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    /// From now on a grant and a renewal count only when so many replicas have them; else they answer
+    /// [`Trouble::TooFew`]. A store without replicas cannot do it.
+    fn need_replicas(&mut self, _count: u32) -> Reply<()> {
+        Err(Trouble::Config(format!("{}: a store without replicas; leave --wait-replicas out", self.name())))
     }
 
     /// Its name for messages and reports, without secrets.

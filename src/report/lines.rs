@@ -7,7 +7,7 @@ use crate::claim::{ClaimId, Entry};
 use crate::error::Error;
 use crate::settings::DEFAULT_PATH;
 use crate::store::Trouble;
-use crate::text::{quoted, short, short_ms, shown};
+use crate::text::{instant, quoted, short, short_ms, shown};
 
 /// The longest part shown of a key.
 const MOST_SHOWN: usize = 120;
@@ -42,6 +42,7 @@ pub fn store_error(trouble: &Trouble, within: Duration) -> Error {
         )),
         Trouble::Later(text) if is_local(text) => Error::Unavailable(format!("{text}; not done within {within}")),
         Trouble::Later(text) => Error::Unavailable(format!("{text}; not done within {within}, see to the server")),
+        Trouble::TooFew(text) => Error::Unavailable(text.clone()),
         Trouble::Refused(text) => Error::Refused(text.clone()),
         Trouble::Config(text) => Error::Config(text.clone()),
         Trouble::Interrupted => Error::Software("a request was interrupted".into()),
@@ -70,12 +71,11 @@ pub(super) fn by(holders: &[Entry], now_ms: u64) -> String {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    format!(
-        "held by {} for {}, lease {} left{more}",
-        Who::from_members(&first.record).shown(),
-        short_ms(now_ms.saturating_sub(first.since_ms)),
-        short_ms(first.until_ms.saturating_sub(now_ms))
-    )
+    let (who, left) = (Who::from_members(&first.record).shown(), short_ms(first.until_ms.saturating_sub(now_ms)));
+    if !first.process {
+        return format!("kept until {}, {left} left, after a run of {who} that ended{more}", instant(first.until_ms));
+    }
+    format!("held by {who} for {}, lease {left} left{more}", short_ms(now_ms.saturating_sub(first.since_ms)))
 }
 
 /// A key as it is shown in a line.

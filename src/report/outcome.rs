@@ -33,6 +33,8 @@ pub enum Outcome {
     Busy,
     /// The lease was lost. With `--on-lost warn` the command ended by itself all the same.
     Lost,
+    /// The command ran as long as `--max-runtime` allows, and was stopped.
+    MaxRuntime,
     /// A signal ended the wait.
     Interrupted,
     /// The command was not found or cannot be run.

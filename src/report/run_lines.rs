@@ -110,6 +110,30 @@ pub fn short_ttl(ttl: Duration, round_trip: Duration) -> String {
     )
 }
 
+/// That the command has run as long as it may.
+pub fn overran(name: &str, most: Duration, signal: &str, grace: Duration) -> String {
+    format!(
+        "`{}`: the command has run for {} (--max-runtime); it gets {signal}, and KILL after {}",
+        key(name),
+        short(most),
+        short(grace)
+    )
+}
+
+/// That the lock is asked for only after a random delay.
+pub fn delayed(name: &str, delay: Duration) -> String {
+    format!("`{}`: asking for it in {} (--jitter)", key(name), short(delay))
+}
+
+/// That a lock could not be kept.
+pub fn not_kept(name: &str, why: &str, left: Duration) -> String {
+    format!(
+        "`{}`: not kept as --hold-at-least asks ({why}); the lease ends by itself within {}",
+        key(name),
+        short(left)
+    )
+}
+
 /// That processes could not be stopped.
 pub fn cannot_stop(left: &[Left]) -> String {
     let named = left.iter().take(MOST_NAMED).map(|left| {

@@ -172,7 +172,8 @@ impl KeyView {
             line("free", "");
         }
         for holder in &self.holders {
-            line("held by", &holder.who.shown());
+            let ended = if holder.process { "" } else { ", a run that ended" };
+            line("held by", &(holder.who.shown() + ended));
             line("since", &format!("{} ({})", holder.since_at, short_ms(holder.held_ms)));
             let told = if holder.condemned { "; told to stop" } else { "" };
             line("lease", &format!("{} left of {}{told}", short_ms(holder.left_ms), short_ms(holder.ttl_ms)));

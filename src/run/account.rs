@@ -12,6 +12,7 @@ use crate::exit::{self, Exit};
 use crate::lease::Loss;
 use crate::report::{self, HolderView, Outcome, Report, Voice, Waiting};
 use crate::settings::{RunSettings, Settings};
+use crate::signal;
 use crate::store::Look;
 
 /// The account of one run.
@@ -136,6 +137,7 @@ impl<'a> Account<'a> {
             }
             End::Removed => (Outcome::Busy, self.run.busy_code, report::removed(key)),
             End::Silent { after, last } => (Outcome::Unavailable, exit::UNAVAILABLE, report::silent(after, &last)),
+            End::TooFew(text) => (Outcome::Unavailable, exit::UNAVAILABLE, format!("{text}; not run")),
             End::Refused(text) => (Outcome::Refused, exit::REFUSED, text),
             End::Config(text) => (Outcome::Config, exit::CONFIG, text),
         };
@@ -153,6 +155,14 @@ impl<'a> Account<'a> {
             let other = look.holders.iter().find(|held| Some(held.id) != self.report.claim)?;
             Some(HolderView::new(other, false, look.now_ms))
         });
+    }
+
+    pub(super) fn overran(&mut self) {
+        let run = self.run;
+        let line =
+            report::overran(self.key(), run.max_runtime.unwrap_or_default(), &signal::name(run.signal), run.grace);
+        self.voice.say(&line);
+        self.ended_as(Outcome::MaxRuntime, line);
     }
 
     pub(super) fn cannot_stop(&mut self, left: &[Left]) {
@@ -189,6 +199,9 @@ impl<'a> Account<'a> {
         let line = match release {
             Release::Done => return,
             Release::NotOurs => report::was_not_ours(self.key()),
+            Release::Unanswered(why) if self.run.hold_at_least.is_some() => {
+                report::not_kept(self.key(), why, lease_left)
+            }
             Release::Unanswered(why) => report::unreleased(self.key(), why, lease_left),
         };
         self.voice.say(&line);

@@ -15,7 +15,8 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags};
 use nix::unistd::Pid;
 
 use super::account::Account;
-use super::next::{Do, Input, Run};
+use super::events::{Do, Input};
+use super::next::Run;
 use super::worker::{Handle, News, Order};
 use crate::child::{self, Program};
 use crate::claim::ClaimId;
@@ -269,7 +270,9 @@ impl<'a> EventLoop<'a> {
     /// Does it, and says what came of it where something did.
     fn carry_out(&mut self, todo: Do) -> Option<Input> {
         match todo {
-            Do::GiveUp => self.worker.order(Order::Release { by: Boot::now() + RELEASE }),
+            Do::GiveUp => {
+                self.worker.order(Order::Release { by: Boot::now() + RELEASE, keep_until: None });
+            }
             Do::Spawn => {
                 if self.account.voice.has_terminal() {
                     // What the command prints must not stand behind a live line.
@@ -309,6 +312,7 @@ impl<'a> EventLoop<'a> {
                 return Some(Input::Left(count));
             }
             Do::SayLost(loss) => self.account.lost(loss),
+            Do::SayOverrun => self.account.overran(),
             // It may have gone on since.
             Do::StopSelf if self.first.is_some() && !self.is_first_stopped() => {}
             Do::StopSelf => {
@@ -318,11 +322,12 @@ impl<'a> EventLoop<'a> {
                 self.has_resumed = self.first.is_some();
                 return Some(Input::Tick);
             }
-            Do::Release => {
+            Do::Release { keep_until } => {
                 let now = Boot::now();
                 // Never past the deadline, but for one try: after a stop the thread may just have taken the claim again.
                 let deadline = self.state.lease().map_or(now, crate::lease::Lease::deadline);
-                self.let_go(Order::Release { by: deadline.max(now + LATE_RELEASE).min(now + RELEASE) });
+                let by = deadline.max(now + LATE_RELEASE).min(now + RELEASE);
+                self.let_go(Order::Release { by, keep_until });
             }
             Do::Leave => self.let_go(Order::Leave),
             Do::Finish(exit) => self.exit = Some(exit),

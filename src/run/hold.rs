@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use super::wait::Grant;
-use super::worker::{News, Order, Worker};
+use super::worker::{News, Order, Work, Worker};
 use crate::claim::{Dropped, Renew, Renewal};
 use crate::clock::Boot;
 use crate::lease::{Loss, Pace};
-use crate::store::Trouble;
+use crate::store::{Reply, Trouble};
 use crate::timing;
 
 /// By how many answers a line is judged.
@@ -29,8 +29,8 @@ pub(super) fn hold(worker: &mut Worker, grant: Grant) {
     let Grant { number, sent, left } = grant;
     worker.tell(News::Granted { number, sent, left });
     let order = keep(worker, grant);
-    if let Order::Release { by } = order {
-        let released = release(worker, by);
+    if let Order::Release { by, keep_until } = order {
+        let released = release(worker, by, keep_until);
         worker.tell(News::Released(released));
     }
 }
@@ -93,7 +93,7 @@ fn rest(worker: &mut Worker, pace: &mut Pace) -> Result<(), Trouble> {
             Ok(false) => {}
             Err(Trouble::Interrupted) => return Err(Trouble::Interrupted),
             // The store may have been started again without what it knew, and a call may have been lost.
-            Err(Trouble::Unknown(_) | Trouble::Later(_)) => {
+            Err(Trouble::Unknown(_) | Trouble::Later(_) | Trouble::TooFew(_)) => {
                 pace.unheard(Boot::now());
                 worker.sleep(pace.due())?;
             }
@@ -133,7 +133,7 @@ fn look(worker: &mut Worker) -> Option<crate::store::Look> {
 }
 
 /// Retried briefly, never past `by`.
-fn release(worker: &mut Worker, by: Boot) -> Release {
+fn release(worker: &mut Worker, by: Boot, keep_until: Option<Boot>) -> Release {
     let mut pace = Pace::new(worker.work.ttl, Boot::now());
     // Whether an earlier try may have done it, and only its answer was lost.
     let mut may_be_done = false;
@@ -141,10 +141,10 @@ fn release(worker: &mut Worker, by: Boot) -> Release {
         let work = &mut worker.work;
         let sent = Boot::now();
         let limit = timing::try_limit(work.ttl, work.store.round_trip(), work.store.is_connected());
-        let trouble = match work.store.drop_claim(&work.key, work.ask.id, work.ttl, by.min(sent + limit)) {
-            Ok(Dropped::Held(_)) => return Release::Done,
-            Ok(Dropped::Unknown) if may_be_done => return Release::Done,
-            Ok(Dropped::Waited(_) | Dropped::Unknown) => return Release::NotOurs,
+        let trouble = match give_back(work, keep_until, by.min(sent + limit)) {
+            Ok(true) => return Release::Done,
+            Ok(false) if may_be_done => return Release::Done,
+            Ok(false) => return Release::NotOurs,
             Err(trouble) => trouble,
         };
         may_be_done |= matches!(trouble, Trouble::Unknown(_) | Trouble::Interrupted);
@@ -156,5 +156,14 @@ fn release(worker: &mut Worker, by: Boot) -> Release {
         // A second order cannot come: an interrupted sleep only makes the next try earlier.
         let _ = worker.sleep(pace.due());
         worker.cancel.clear();
+    }
+}
+
+/// False where the claim did not hold. A lease that is kept answers every time until it ends, a dropped one only once.
+fn give_back(work: &mut Work, keep_until: Option<Boot>, by: Boot) -> Reply<bool> {
+    let (key, id, ttl) = (&work.key, work.ask.id, work.ttl);
+    match keep_until.map(Boot::left).filter(|left| !left.is_zero()) {
+        Some(left) => Ok(work.store.finish(key, id, left, ttl, by)? != Renewal::Gone),
+        None => Ok(matches!(work.store.drop_claim(key, id, ttl, by)?, Dropped::Held(_))),
     }
 }

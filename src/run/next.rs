@@ -4,85 +4,12 @@
 
 use std::time::Duration;
 
+use super::events::{Do, Input};
 use crate::child::Ending;
 use crate::clock::Boot;
 use crate::exit::{self, Exit};
-use crate::lease::{Act, Instants, Lease, Loss, Plan};
+use crate::lease::{Act, Lease, Loss, Plan};
 use crate::{signal, timing};
-
-/// Something that happened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Input {
-    /// Time has passed; perhaps much, after a stop or a suspend.
-    Tick,
-    /// A signal came to rlock.
-    Signal {
-        number: i32,
-        /// The terminal gave it to the whole process group.
-        from_terminal: bool,
-        /// The command's first process sent it.
-        from_command: bool,
-    },
-    /// The key is ours: the request was sent at `sent` and answered with `left`.
-    Granted { sent: Boot, left: Duration },
-    /// The wait could never end: what is around this rlock holds the key.
-    Hopeless,
-    /// The wait ended without the key.
-    NotObtained(Exit),
-    /// The lease was renewed.
-    Renewed { sent: Boot, left: Duration },
-    /// The store's definite word that the lease is lost.
-    Lost(Loss),
-    /// The key is released, or it was tried.
-    Released,
-    /// The store's thread is gone: nobody renews.
-    ThreadGone,
-    /// The command runs.
-    Started,
-    /// The command could not be started; rlock ends with this code.
-    NotStarted(u8),
-    /// The command was stopped by this signal.
-    Stopped(i32),
-    /// The first process ended.
-    Ended(Ending),
-    /// The keeper ended the tree since rlock did not get to it.
-    KeeperActed,
-    /// The keeper is gone.
-    KeeperGone,
-    /// So many processes of the tree are left.
-    Left(usize),
-    /// The tree was killed; `all` unless some could not be.
-    Killed { all: bool },
-}
-
-/// Something to be done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Do {
-    /// Leave the queue; [`Input::NotObtained`] or [`Input::Released`] follows.
-    GiveUp,
-    /// Have the keeper start the command; [`Input::Started`] or [`Input::NotStarted`] follows.
-    Spawn,
-    /// Tell the keeper when to act.
-    Tell(Option<Instants>),
-    /// Send the signal to the first process.
-    Forward(i32),
-    /// Send the signal, then CONT, to the whole tree.
-    SignalTree(i32),
-    /// Kill the whole tree until nobody is left or `by` is past; [`Input::Killed`] follows.
-    KillTree { by: Boot },
-    /// Count what is left of the tree; [`Input::Left`] follows.
-    Count,
-    /// Say that the lease is lost.
-    SayLost(Loss),
-    /// Say when the lease ends and stop as the command did.
-    StopSelf,
-    /// Let the keeper go, then give the key back; [`Input::Released`] follows.
-    Release,
-    /// Let the keeper go and leave the key as it is.
-    Leave,
-    /// The run is over.
-    Finish(Exit),
-}
 
 /// How a run is to behave.
 #[derive(Clone, Copy, Debug)]
@@ -93,6 +20,10 @@ pub(super) struct Manner {
     pub(super) signal: i32,
     /// Whether signals are passed on to the command.
     pub(super) forward: bool,
+    /// How long the command may run.
+    pub(super) max_runtime: Option<Duration>,
+    /// How long after the command's start the key is kept, if the command ends sooner.
+    pub(super) hold_at_least: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,6 +65,12 @@ pub(super) struct Run {
     stop: Option<i32>,
     /// The lease is lost and the command is being stopped, or was.
     loss: Option<Loss>,
+    /// When the keeper was told to start the command.
+    spawned: Option<Boot>,
+    /// The command was started.
+    is_started: bool,
+    /// The command has run too long, had its signal, and gets KILL at this instant.
+    overrun: Option<Boot>,
     /// Signals that came before the command had started.
     early: Vec<i32>,
     /// The store says that the key is another's, or nobody is there to release it.
@@ -151,6 +88,9 @@ impl Run {
             lease: None,
             stop: None,
             loss: None,
+            spawned: None,
+            is_started: false,
+            overrun: None,
             early: Vec::new(),
             leave: false,
             exit: Exit::Code(exit::SOFTWARE),
@@ -175,7 +115,13 @@ impl Run {
             Phase::Ending { kill_at: at } | Phase::Late { until: at } => Some(at),
             _ => None,
         };
-        [lease, ending, self.look_at].into_iter().flatten().min()
+        let overrun = self.overrun_at().filter(|_| matches!(self.phase, Phase::Starting | Phase::Running));
+        [lease, ending, overrun, self.look_at].into_iter().flatten().min()
+    }
+
+    /// When something is due since the command runs too long: its signal, then its KILL.
+    fn overrun_at(&self) -> Option<Boot> {
+        self.overrun.or(self.spawned.zip(self.manner.max_runtime).map(|(spawned, most)| spawned + most))
     }
 
     /// What is to be done about `input` at `now`.
@@ -218,8 +164,7 @@ impl Run {
                     lease.renewed(sent, left);
                     todo.push(Do::Tell(lease.instants()));
                     if matches!(self.phase, Phase::Late { .. }) && lease.is_held(now) {
-                        self.phase = Phase::Starting;
-                        todo.push(Do::Spawn);
+                        todo.push(self.spawn(now));
                     }
                 }
             }
@@ -264,6 +209,9 @@ impl Run {
         }
         let act = self.lease.as_mut().and_then(|lease| lease.due(now));
         let mut todo = self.act(act, now);
+        if self.loss.is_none() && self.overrun_at().is_some_and(|at| now >= at) {
+            todo.extend(self.overrun(now));
+        }
         match self.phase {
             Phase::Ending { kill_at } if now >= kill_at => todo.push(self.kill(now)),
             Phase::Starting if self.look_at.is_some_and(|at| now >= at) => {
@@ -296,6 +244,29 @@ impl Run {
                 said.into_iter().chain([self.kill(now)]).collect()
             }
         }
+    }
+
+    /// The command has run as long as it may: the signal to its tree, and KILL after the grace. One that has ended, and
+    /// only what it left is being ended, has run in time.
+    fn overrun(&mut self, now: Boot) -> Vec<Do> {
+        let is_first = self.overrun.is_none();
+        let todo = match self.phase {
+            Phase::Running if is_first => {
+                self.overrun = Some(now + self.manner.plan.grace);
+                vec![Do::SayOverrun, Do::SignalTree(self.manner.signal)]
+            }
+            Phase::Starting => vec![Do::SayOverrun, self.kill(now)],
+            Phase::Running => vec![self.kill(now)],
+            _ => return Vec::new(),
+        };
+        self.exit = Exit::Code(exit::MAX_RUNTIME);
+        todo
+    }
+
+    fn spawn(&mut self, now: Boot) -> Do {
+        self.phase = Phase::Starting;
+        self.spawned = Some(now);
+        Do::Spawn
     }
 
     fn lost_for_good(&mut self, loss: Loss) -> Option<Do> {
@@ -361,8 +332,7 @@ impl Run {
                 Vec::new()
             }
             Phase::Asking { giving_up: None } => {
-                self.phase = Phase::Starting;
-                vec![Do::Tell(instants), Do::Spawn]
+                vec![Do::Tell(instants), self.spawn(now)]
             }
             // It was told to give up, and the grant crossed that word on its way: the same order releases it.
             Phase::Asking { giving_up: Some(exit) } => {
@@ -379,6 +349,7 @@ impl Run {
             return Vec::new();
         }
         self.phase = Phase::Running;
+        self.is_started = true;
         self.look_at = None;
         self.early.drain(..).map(Do::Forward).collect()
     }
@@ -387,7 +358,7 @@ impl Run {
         if !matches!(self.phase, Phase::Starting | Phase::Running) {
             return Vec::new();
         }
-        if self.loss.is_none() {
+        if self.loss.is_none() && self.overrun.is_none() {
             self.exit = match ending {
                 Ending::Code(code) => Exit::Code(u8::try_from(code).unwrap_or(u8::MAX)),
                 Ending::Signal(number) => Exit::Signal(number),
@@ -401,14 +372,15 @@ impl Run {
     fn left(&mut self, count: usize, now: Boot) -> Vec<Do> {
         match self.phase {
             Phase::Counting | Phase::Ending { .. } if count == 0 => self.release(),
-            Phase::Counting => match (self.stop, self.loss) {
-                (None, None) => self.release(),
+            Phase::Counting => match (self.stop, self.loss, self.overrun) {
+                (None, None, None) => self.release(),
                 // The whole tree has had its signal, and the lease says when KILL comes.
-                (_, Some(_)) => {
+                (_, Some(_), _) => {
                     let kill_at = self.lease.as_ref().and_then(Lease::next_at).unwrap_or(now);
                     self.end(kill_at, now)
                 }
-                (Some(number), None) => {
+                (_, None, Some(kill_at)) => self.end(kill_at, now),
+                (Some(number), None, None) => {
                     let mut todo = self.end(now + self.manner.plan.grace, now);
                     todo.insert(0, Do::SignalTree(number));
                     todo
@@ -467,7 +439,13 @@ impl Run {
             return vec![Do::Leave, self.finish(self.exit)];
         }
         self.phase = Phase::Releasing;
-        vec![Do::Release]
+        vec![Do::Release { keep_until: self.keep_until() }]
+    }
+
+    /// A command that ran keeps the key for the next one's sake; a lease that is lost keeps nothing.
+    fn keep_until(&self) -> Option<Boot> {
+        let started = self.spawned.filter(|_| self.loss.is_none() && self.is_started)?;
+        self.manner.hold_at_least.map(|least| started + least)
     }
 
     fn finish(&mut self, exit: Exit) -> Do {
@@ -479,10 +457,11 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::OnLost;
+    use crate::lease::{Instants, OnLost};
 
     const TTL: Duration = Duration::from_secs(30);
     const TERM: i32 = libc::SIGTERM;
+    const RELEASE: Do = Do::Release { keep_until: None };
 
     fn at(ms: u64) -> Boot {
         Boot::at(Duration::from_millis(1_000_000 + ms))
@@ -490,7 +469,7 @@ mod tests {
 
     fn run(on_lost: OnLost) -> Run {
         let plan = Plan { ttl: TTL, grace: Duration::from_secs(5), on_lost };
-        Run::new(Manner { plan, signal: TERM, forward: true })
+        Run::new(Manner { plan, signal: TERM, forward: true, max_runtime: None, hold_at_least: None })
     }
 
     fn signal(number: i32) -> Input {
@@ -509,8 +488,77 @@ mod tests {
     fn an_ordinary_end_releases_and_passes_the_code() {
         let mut run = running(OnLost::Terminate);
         assert_eq!(run.next(Input::Ended(Ending::Code(42)), at(9)), [Do::Count]);
-        assert_eq!(run.next(Input::Left(2), at(9)), [Do::Release]);
+        assert_eq!(run.next(Input::Left(2), at(9)), [RELEASE]);
         assert_eq!(run.next(Input::Released, at(10)), [Do::Finish(Exit::Code(42))]);
+    }
+
+    fn bounded(max_runtime: Option<Duration>, hold_at_least: Option<Duration>) -> Run {
+        let mut run = running(OnLost::Terminate);
+        (run.manner.max_runtime, run.manner.hold_at_least) = (max_runtime, hold_at_least);
+        run
+    }
+
+    #[test]
+    fn a_command_that_runs_too_long_gets_its_signal_then_kill_and_the_code_is_124() {
+        let mut run = bounded(Some(Duration::from_secs(10)), None);
+        // It was told to start at 1.
+        assert_eq!(run.wake_at(), Some(at(10_001)));
+        assert_eq!(run.next(Input::Tick, at(10_000)), []);
+        assert_eq!(run.next(Input::Tick, at(10_001)), [Do::SayOverrun, Do::SignalTree(TERM)]);
+        assert_eq!(run.wake_at(), Some(at(15_001)));
+        assert_eq!(run.next(Input::Tick, at(15_000)), []);
+        assert!(matches!(run.next(Input::Tick, at(15_001))[..], [Do::KillTree { .. }]));
+        assert_eq!(run.next(Input::Killed { all: true }, at(15_002)), [RELEASE]);
+        assert_eq!(run.next(Input::Released, at(15_003)), [Do::Finish(Exit::Code(124))]);
+    }
+
+    #[test]
+    fn a_command_that_ends_on_that_signal_is_124_too_and_what_it_left_is_killed_in_time() {
+        let mut run = bounded(Some(Duration::from_secs(10)), None);
+        let _ = run.next(Input::Tick, at(10_001));
+        assert_eq!(run.next(Input::Ended(Ending::Code(0)), at(10_100)), [Do::Count]);
+        assert_eq!(run.next(Input::Left(1), at(10_100)), []);
+        assert!(run.next(Input::Tick, at(14_999)).iter().all(|todo| *todo == Do::Count));
+        assert!(matches!(run.next(Input::Tick, at(15_001))[..], [Do::KillTree { .. }]));
+        assert_eq!(run.next(Input::Killed { all: true }, at(15_002)), [RELEASE]);
+        assert_eq!(run.next(Input::Released, at(15_003)), [Do::Finish(Exit::Code(124))]);
+    }
+
+    #[test]
+    fn a_start_that_hangs_is_bounded_as_well() {
+        let mut run = run(OnLost::Terminate);
+        run.manner.max_runtime = Some(Duration::from_secs(1));
+        let _ = run.next(Input::Granted { sent: at(0), left: TTL }, at(1));
+        assert!(matches!(run.next(Input::Tick, at(1_001))[..], [Do::SayOverrun, Do::KillTree { .. }]));
+    }
+
+    #[test]
+    fn a_lease_that_is_lost_meanwhile_goes_before_the_bound() {
+        let mut run = bounded(Some(Duration::from_secs(10)), None);
+        assert!(run.next(Input::Lost(Loss::Condemned), at(9_000)).contains(&Do::SignalTree(TERM)));
+        assert_eq!(run.next(Input::Tick, at(10_001)), []);
+        assert_eq!(run.next(Input::Ended(Ending::Code(0)), at(10_002)), [Do::Count]);
+        assert_eq!(run.next(Input::Left(0), at(10_002)), [RELEASE]);
+        assert_eq!(run.next(Input::Released, at(10_003)), [Do::Finish(Exit::Code(79))]);
+    }
+
+    #[test]
+    fn a_lock_that_is_to_be_kept_ends_so_long_after_the_start_unless_it_is_lost() {
+        let minute = Duration::from_secs(60);
+        let mut run = bounded(None, Some(minute));
+        let _ = run.next(Input::Ended(Ending::Code(3)), at(9));
+        assert_eq!(run.next(Input::Left(0), at(9)), [Do::Release { keep_until: Some(at(60_001)) }]);
+        assert_eq!(run.next(Input::Released, at(10)), [Do::Finish(Exit::Code(3))]);
+
+        let mut lost = bounded(None, Some(minute));
+        let _ = lost.next(Input::Lost(Loss::Condemned), at(5));
+        let _ = lost.next(Input::Ended(Ending::Code(0)), at(9));
+        assert_eq!(lost.next(Input::Left(0), at(9)), [RELEASE]);
+
+        let mut never = super::tests::run(OnLost::Terminate);
+        never.manner.hold_at_least = Some(minute);
+        let _ = never.next(Input::Granted { sent: at(0), left: TTL }, at(1));
+        assert_eq!(never.next(Input::NotStarted(126), at(2)), [RELEASE]);
     }
 
     #[test]
@@ -542,7 +590,7 @@ mod tests {
         let mut silent = run(OnLost::Terminate);
         late(&mut silent);
         assert_eq!(silent.wake_at(), Some(at(29_698)));
-        assert_eq!(silent.next(Input::Tick, at(29_698)), [Do::SayLost(Loss::Late), Do::Release]);
+        assert_eq!(silent.next(Input::Tick, at(29_698)), [Do::SayLost(Loss::Late), RELEASE]);
 
         let mut gone = run(OnLost::Terminate);
         late(&mut gone);
@@ -551,7 +599,7 @@ mod tests {
 
         let mut signalled = run(OnLost::Terminate);
         late(&mut signalled);
-        assert_eq!(signalled.next(signal(TERM), at(24_399)), [Do::Release]);
+        assert_eq!(signalled.next(signal(TERM), at(24_399)), [RELEASE]);
         assert_eq!(signalled.next(Input::Released, at(24_400)), [Do::Finish(Exit::Signal(TERM))]);
     }
 
@@ -587,7 +635,7 @@ mod tests {
         assert_eq!(run.next(Input::Tick, at(21_010)), [Do::Count]);
         assert_eq!(run.next(Input::Left(1), at(21_010)), []);
         assert_eq!(run.next(Input::Tick, at(26_000)), [Do::KillTree { by: at(49_698) }]);
-        assert_eq!(run.next(Input::Killed { all: true }, at(26_001)), [Do::Release]);
+        assert_eq!(run.next(Input::Killed { all: true }, at(26_001)), [RELEASE]);
         assert_eq!(run.next(Input::Released, at(26_002)), [Do::Finish(Exit::Signal(TERM))]);
     }
 
@@ -604,7 +652,7 @@ mod tests {
         assert_eq!(early, []);
         early = run.next(Input::Tick, at(29_398));
         assert_eq!(early, [Do::KillTree { by: at(54_698) }]);
-        assert_eq!(run.next(Input::Killed { all: true }, at(29_400)), [Do::Release]);
+        assert_eq!(run.next(Input::Killed { all: true }, at(29_400)), [RELEASE]);
         assert_eq!(run.next(Input::Released, at(29_401)), [Do::Finish(Exit::Code(79))]);
     }
 
@@ -613,13 +661,13 @@ mod tests {
         let mut run = running(OnLost::Terminate);
         run.next(Input::Tick, at(24_398));
         assert_eq!(run.next(Input::Ended(Ending::Code(0)), at(24_500)), [Do::Count]);
-        assert_eq!(run.next(Input::Left(0), at(24_500)), [Do::Release]);
+        assert_eq!(run.next(Input::Left(0), at(24_500)), [RELEASE]);
         assert_eq!(run.next(Input::Released, at(24_501)), [Do::Finish(Exit::Code(79))]);
     }
 
     #[test]
     fn a_key_of_another_is_not_released_and_a_condemned_one_is() {
-        for (loss, last) in [(Loss::Gone, Do::Leave), (Loss::Condemned, Do::Release)] {
+        for (loss, last) in [(Loss::Gone, Do::Leave), (Loss::Condemned, RELEASE)] {
             let mut run = running(OnLost::Terminate);
             let todo = run.next(Input::Lost(loss), at(100));
             assert_eq!(todo[..2], [Do::SayLost(loss), Do::SignalTree(TERM)]);
@@ -640,7 +688,7 @@ mod tests {
         let mut run = running(OnLost::Warn);
         assert_eq!(run.next(Input::Tick, at(29_698)), [Do::SayLost(Loss::Late)]);
         run.next(Input::Ended(Ending::Code(3)), at(50_000));
-        assert_eq!(run.next(Input::Left(0), at(50_000)), [Do::Release]);
+        assert_eq!(run.next(Input::Left(0), at(50_000)), [RELEASE]);
         assert_eq!(run.next(Input::Released, at(50_001)), [Do::Finish(Exit::Code(3))]);
     }
 
@@ -648,7 +696,7 @@ mod tests {
     fn without_its_keeper_or_its_thread_a_run_ends_safely() {
         let mut run = running(OnLost::Terminate);
         assert_eq!(run.next(Input::KeeperGone, at(100)), [Do::KillTree { by: at(29_698) }]);
-        assert_eq!(run.next(Input::Killed { all: true }, at(101)), [Do::Release]);
+        assert_eq!(run.next(Input::Killed { all: true }, at(101)), [RELEASE]);
         assert_eq!(run.next(Input::Released, at(102)), [Do::Finish(Exit::Code(70))]);
 
         let mut run = running(OnLost::Terminate);
@@ -669,7 +717,7 @@ mod tests {
     fn a_command_that_cannot_start_gives_the_key_back() {
         let mut run = run(OnLost::Terminate);
         run.next(Input::Granted { sent: at(0), left: TTL }, at(1));
-        assert_eq!(run.next(Input::NotStarted(126), at(2)), [Do::Release]);
+        assert_eq!(run.next(Input::NotStarted(126), at(2)), [RELEASE]);
         assert_eq!(run.next(Input::Released, at(3)), [Do::Finish(Exit::Code(126))]);
     }
 
@@ -689,7 +737,7 @@ mod tests {
         assert_eq!(todo, [Do::SayLost(Loss::Late), Do::KillTree { by: at(29_698) }]);
         assert_eq!(run.next(Input::NotStarted(71), at(24_399)), []);
         assert_eq!(run.next(Input::Started, at(24_399)), []);
-        assert_eq!(run.next(Input::Killed { all: true }, at(24_400)), [Do::Release]);
+        assert_eq!(run.next(Input::Killed { all: true }, at(24_400)), [RELEASE]);
         assert_eq!(run.next(Input::Released, at(24_401)), [Do::Finish(Exit::Code(79))]);
     }
 
@@ -703,7 +751,7 @@ mod tests {
         assert_eq!(run.next(Input::Tick, at(5_099)), []);
         assert_eq!(run.next(Input::Tick, at(5_100)), [Do::KillTree { by: at(29_698) }]);
         assert_eq!(run.next(Input::Started, at(5_101)), []);
-        assert_eq!(run.next(Input::Killed { all: true }, at(5_101)), [Do::Release]);
+        assert_eq!(run.next(Input::Killed { all: true }, at(5_101)), [RELEASE]);
         assert_eq!(run.next(Input::Released, at(5_102)), [Do::Finish(Exit::Signal(TERM))]);
     }
 
@@ -720,7 +768,7 @@ mod tests {
     fn an_end_in_time_is_no_loss_however_late_it_is_heard_of() {
         let mut run = running(OnLost::Terminate);
         assert_eq!(run.next(Input::Ended(Ending::Code(6)), at(90_000)), [Do::Count]);
-        assert_eq!(run.next(Input::Left(0), at(90_000)), [Do::Release]);
+        assert_eq!(run.next(Input::Left(0), at(90_000)), [RELEASE]);
         assert_eq!(run.next(Input::Tick, at(90_001)), []);
         assert_eq!(run.next(Input::Released, at(90_002)), [Do::Finish(Exit::Code(6))]);
     }

@@ -36,6 +36,8 @@ pub(super) enum End {
     Removed,
     /// The store gave no answer of use for so long, and this at last.
     Silent { after: Duration, last: Trouble },
+    /// It was granted, and dropped again, since too few replicas had it.
+    TooFew(String),
     /// The store refused the login or a right.
     Refused(String),
     /// The store cannot do this.
@@ -65,7 +67,12 @@ struct Asking {
 
 /// Asks until there is an answer that ends it.
 pub(super) fn wait(worker: &mut Worker) -> Result<Grant, End> {
-    let began = Boot::now();
+    let began = Boot::now() + worker.work.delay;
+    while worker.sleep(began).is_err() {
+        if worker.interrupted().is_some() {
+            return Err(End::GivenUp);
+        }
+    }
     let mut asking = Asking {
         began,
         answered: began,
@@ -176,6 +183,10 @@ impl Asking {
                 Step::Over(if self.trace { self.leave(worker, end) } else { end })
             }
             Ok(Answer::Gone) => Step::Over(End::Removed),
+            Err(Trouble::TooFew(text)) => {
+                self.trace = true;
+                Step::Over(self.leave(worker, End::TooFew(text)))
+            }
             Err(Trouble::Refused(text)) => Step::Over(self.leave(worker, End::Refused(text))),
             Err(Trouble::Config(text)) => Step::Over(self.leave(worker, End::Config(text))),
             Err(Trouble::Interrupted) => self.interrupted(worker),
@@ -204,7 +215,7 @@ impl Asking {
             Err(Trouble::Refused(text)) => Step::Over(self.leave(worker, End::Refused(text))),
             Err(Trouble::Config(text)) => Step::Over(self.leave(worker, End::Config(text))),
             Ok(_) => Step::Again,
-            Err(Trouble::Unknown(_) | Trouble::Later(_)) => match worker.sleep(until) {
+            Err(Trouble::Unknown(_) | Trouble::Later(_) | Trouble::TooFew(_)) => match worker.sleep(until) {
                 Ok(()) => Step::Again,
                 Err(_) => self.interrupted(worker),
             },

@@ -20,8 +20,9 @@ use crate::store::{Cancel, Key, Look, Store, Trouble};
 /// What the thread is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Leave the queue, or release, and end; `by` bounds the tries.
-    Release { by: Boot },
+    /// Leave the queue, or release, and end; `by` bounds the tries. A lease that is held ends at `keep_until` instead,
+    /// if that is ahead.
+    Release { by: Boot, keep_until: Option<Boot> },
     /// End and leave the key as it is.
     Leave,
 }
@@ -53,6 +54,8 @@ pub(super) struct Work {
     pub(super) key: Key,
     pub(super) ask: Ask,
     pub(super) ttl: Duration,
+    /// How long to rest before the first ask.
+    pub(super) delay: Duration,
     /// How long to wait for the key; none for ever. Zero with `ask.wait` false.
     pub(super) wait: Option<Duration>,
     /// How long the store may be silent.

@@ -25,9 +25,12 @@ enum Kind {
 /// The keys of the file: every option that can have a default, with an example of a value.
 const KEYS: &[(&str, Kind, &str)] = &[
     ("conflict-exit-code", Kind::Number, "75"),
+    ("hold-at-least", Kind::Duration, "\"50s\""),
+    ("jitter", Kind::Duration, "\"10s\""),
     ("json", Kind::Switch, "true"),
     ("kill-after", Kind::Duration, "\"5s\""),
     ("label", Kind::Text, "\"nightly\""),
+    ("max-runtime", Kind::Duration, "\"1h\""),
     ("no-forward", Kind::Switch, "true"),
     ("nonblock", Kind::Switch, "true"),
     ("on-lost", Kind::Text, "\"kill\""),
@@ -40,6 +43,7 @@ const KEYS: &[(&str, Kind, &str)] = &[
     ("url", Kind::Url, "\"redis://db1\""),
     ("verbose", Kind::Switch, "true"),
     ("wait", Kind::Duration, "\"10m\""),
+    ("wait-replicas", Kind::Number, "1"),
 ];
 
 /// The file's values as text, each with its line.
@@ -179,7 +183,7 @@ mod tests {
     #[test]
     fn errors_name_the_file_and_the_line() {
         for (text, error) in [
-            ("url = 'x'\n\ntll = 3\n", "/f.toml:3: unknown key `tll`; known are conflict-exit-code, json,"),
+            ("url = 'x'\n\ntll = 3\n", "/f.toml:3: unknown key `tll`; known are conflict-exit-code, hold-at-least,"),
             ("store_timeout = 3\n", "/f.toml:1: unknown key `store_timeout`; write `store-timeout`"),
             ("ttl = true\n", "/f.toml:1: `ttl` must be a duration"),
             ("ttl = 0x10\n", "/f.toml:1: `ttl` must be a duration"),

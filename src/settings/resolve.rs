@@ -22,6 +22,7 @@ use crate::{exit, signal, timing};
 
 const TTL: RangeInclusive<Duration> = timing::LEAST_TTL..=timing::GREATEST_TTL;
 const WAIT: RangeInclusive<Duration> = Duration::ZERO..=YEAR;
+const HOLD: RangeInclusive<Duration> = Duration::ZERO..=timing::GREATEST_TTL;
 const STORE_TIMEOUT: RangeInclusive<Duration> = Duration::from_millis(100)..=timing::GREATEST_TTL;
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
 const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -113,6 +114,10 @@ fn run_settings(run: &cli::Run, given: Given<'_>) -> Result<RunSettings, Error> 
         on_lost: on_lost(run, given)?,
         signal: signal.transpose()?.unwrap_or(nix::libc::SIGTERM),
         grace: grace(run, given, ttl)?,
+        max_runtime: bound(given, "max-runtime", run.max_runtime.as_deref(), &WAIT)?,
+        hold_at_least: bound(given, "hold-at-least", run.hold_at_least.as_deref(), &HOLD)?,
+        jitter: bound(given, "jitter", run.jitter.as_deref(), &HOLD)?.unwrap_or_default(),
+        replicas: replicas(run, given)?,
         label: match &run.label {
             Some(label) => Some(label.to_string_lossy().into_owned()),
             None => given.file.get("label").map(|(text, _)| text.to_owned()),
@@ -137,6 +142,22 @@ fn wait(run: &cli::Run, given: Given<'_>) -> Result<Wait, Error> {
         (Some((most, _)), None) => Ok(Wait::For(most)),
         (None, None) => Ok(Wait::Forever),
     }
+}
+
+/// Zero is none, as for `timeout`.
+fn bound(
+    given: Given<'_>,
+    name: &str,
+    typed: Option<&str>,
+    range: &RangeInclusive<Duration>,
+) -> Result<Option<Duration>, Error> {
+    let given = given.duration(name, typed, range)?;
+    Ok(given.map(|(bound, _)| bound).filter(|bound| !bound.is_zero()))
+}
+
+fn replicas(run: &cli::Run, given: Given<'_>) -> Result<u32, Error> {
+    let Some((text, from)) = given.text("wait-replicas", run.wait_replicas.as_deref()) else { return Ok(0) };
+    u32::from_str(&text).map_err(|_| from.wrong(&format!(" `{text}` is no number of replicas; give 0, 1, 2, …")))
 }
 
 fn busy_code(run: &cli::Run, given: Given<'_>) -> Result<u8, Error> {

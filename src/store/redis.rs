@@ -43,6 +43,8 @@ pub(super) struct Redis {
     wire: Option<Wire>,
     /// Connections with a change that was never answered. The server may still carry it out; a drop is sent after it.
     unanswered: Vec<Wire>,
+    /// How many replicas must have a grant or a renewal.
+    replicas: u32,
     round_trips: RoundTrips,
     /// The server's clock at its last answer, in milliseconds, and when that came.
     clock: Option<(u64, Boot)>,
@@ -67,7 +69,15 @@ impl Redis {
     /// A store that connects at its first request.
     pub(super) fn new(address: Address, password_file: Option<&Path>, cancel: Cancel) -> Self {
         let dialer = Dialer::new(address, password_file, cancel.clone());
-        Self { dialer, cancel, wire: None, unanswered: Vec::new(), round_trips: RoundTrips::default(), clock: None }
+        Self {
+            dialer,
+            cancel,
+            wire: None,
+            unanswered: Vec::new(),
+            replicas: 0,
+            round_trips: RoundTrips::default(),
+            clock: None,
+        }
     }
 
     /// Sends what `send` sends, over the connection or a new one, and files the connection by what came of it.
@@ -83,7 +93,7 @@ impl Redis {
             None => self.dialer.dial(by)?,
         };
         let result = send(wire.until(by));
-        if wire.is_open() && wants != Wants::Wait {
+        if wire.is_open() && !matches!(wants, Wants::Wait | Wants::Replicate) {
             wire.round_trip().into_iter().for_each(|one| self.round_trips.add(one));
         }
         let err = match result {
@@ -127,6 +137,32 @@ impl Redis {
         self.clock = Some((told.now_ms, Boot::now()));
         Ok(told.answer)
     }
+
+    /// Waits until enough replicas have what this connection has changed.
+    fn replicate(&mut self, key: &Key, by: Boot) -> Reply<()> {
+        if self.replicas == 0 {
+            return Ok(());
+        }
+        let (needed, spare) = (self.replicas, self.spare());
+        let have: u32 = self.request((Wants::Replicate, Some(key)), by, |wire| {
+            // Zero would be for ever.
+            let limit = by.left().saturating_sub(spare).as_millis().max(1);
+            cmd("WAIT").arg(needed).arg(u64::try_from(limit).unwrap_or(u64::MAX)).query(wire)
+        })?;
+        if have >= needed {
+            return Ok(());
+        }
+        Err(Trouble::TooFew(format!(
+            "{}: {have} of the {needed} replicas of --wait-replicas have the lock in time; see to its replicas",
+            self.name()
+        )))
+    }
+
+    /// How long before its end a request must end that the server itself ends, for its answer to be here: a connection
+    /// that owes one is of no more use.
+    fn spare(&self) -> Duration {
+        TICK + self.round_trips.shorter().unwrap_or_default() * 3
+    }
 }
 
 impl Store for Redis {
@@ -141,16 +177,29 @@ impl Store for Redis {
         }
     }
 
+    fn need_replicas(&mut self, count: u32) -> Reply<()> {
+        self.replicas = count;
+        Ok(())
+    }
+
     fn name(&self) -> String {
         self.dialer.address().to_string()
     }
 
     fn ask(&mut self, key: &Key, ask: &Ask, by: Boot) -> Reply<Answer> {
-        self.call(key, &Call::ask(key, ask), by, script::read_answer)
+        let answer = self.call(key, &Call::ask(key, ask), by, script::read_answer)?;
+        if matches!(answer, Answer::Granted { .. }) {
+            self.replicate(key, by)?;
+        }
+        Ok(answer)
     }
 
     fn renew(&mut self, key: &Key, renew: &Renew, by: Boot) -> Reply<Renewal> {
-        self.call(key, &Call::renew(key, renew), by, script::read_renewal)
+        let renewal = self.call(key, &Call::renew(key, renew), by, script::read_renewal)?;
+        if matches!(renewal, Renewal::Renewed { .. }) {
+            self.replicate(key, by)?;
+        }
+        Ok(renewal)
     }
 
     fn drop_claim(&mut self, key: &Key, id: ClaimId, ttl: Duration, by: Boot) -> Reply<Dropped> {
@@ -193,8 +242,7 @@ impl Store for Redis {
 
     fn wait(&mut self, key: &Key, id: ClaimId, until: Boot) -> Reply<bool> {
         let list = wake_key(key, id);
-        // It ends in time for its answer to be here: a connection that owes one is of no more use.
-        let spare = TICK + self.round_trips.shorter().unwrap_or_default() * 3;
+        let spare = self.spare();
         if until.left() > spare + LEAST_WAIT {
             let woken = self.request((Wants::Wait, Some(key)), until, |wire| {
                 let block = until.left().saturating_sub(spare).max(Duration::from_millis(1));

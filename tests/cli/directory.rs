@@ -387,3 +387,10 @@ fn a_claim_is_not_passed_on_to_the_command() {
     assert!(!stage.lines("fds").iter().any(|link| link.contains(&held)), "{:?}", stage.lines("fds"));
     assert!(is_alive(&stage.written("pid")));
 }
+
+#[test]
+fn replicas_are_asked_for_in_vain() {
+    let stage = Stage::new();
+    stage.run("job", &["--wait-replicas", "1", "--", "true"]).done().says(78, &["local:", "--wait-replicas"]);
+    stage.run("job", &["--wait-replicas", "0", "--", "true"]).done().is(0, "");
+}

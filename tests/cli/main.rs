@@ -14,6 +14,8 @@ mod servers;
 mod redis {
     pub(crate) type Stage = crate::rlock::Stage<crate::rlock::Redis>;
 
+    /// What bounds a run: `--max-runtime`, `--hold-at-least`, `--jitter`.
+    mod bounds;
     /// SIGKILL, SIGSTOP and signals to anybody at random instants.
     mod chance;
     /// Codes and signals of the command, rlock's own codes, and `--report`.
@@ -49,6 +51,7 @@ mod redis {
 mod local {
     pub(crate) type Stage = crate::rlock::Stage<crate::rlock::Directory>;
 
+    mod bounds;
     /// What only the local store can do: its directory, and how it hears of deaths.
     mod directory;
     mod exit_codes;

@@ -4,7 +4,8 @@ use redis::Value;
 use rlock::clock::Boot;
 
 use super::Stage;
-use crate::rlock::{rlock, until};
+use crate::rlock::{is_alive, rlock, until};
+use crate::servers::Server;
 
 #[test]
 fn a_dead_store_is_69_within_the_store_timeout_and_never_75() {
@@ -197,4 +198,46 @@ fn escape_sequences_of_others_never_reach_the_terminal() {
             assert!(!done.stdout.contains(bad) && !done.stderr.contains(bad), "{bad:?} in {done:?}");
         }
     }
+}
+
+/// A replica of the stage's server that has caught up with it.
+fn replica(stage: &Stage) -> Server {
+    let replica = Server::start();
+    let port = stage.server().port().to_string();
+    redis::cmd("REPLICAOF").arg("127.0.0.1").arg(port).exec(&mut replica.connect()).unwrap();
+    until("the replica follows", || {
+        let role: Vec<Value> = redis::cmd("ROLE").query(&mut replica.connect()).unwrap();
+        (role.get(3) == Some(&Value::BulkString(b"connected".to_vec()))).then_some(())
+    });
+    replica
+}
+
+#[test]
+fn a_grant_that_too_few_replicas_have_is_dropped_and_nothing_runs() {
+    let stage = Stage::new();
+    let args = ["--wait-replicas", "1", "--report", "report", "--", "touch", "ran"];
+    stage.run("job", &args).done().says(69, &["0 of the 1 replicas", "--wait-replicas", "not run"]);
+    assert!(!stage.is_held("job") && !stage.path("ran").exists());
+    let _replica = replica(&stage);
+    stage.run("job", &["--wait-replicas", "2", "--", "touch", "ran"]).done().says(69, &["1 of the 2 replicas"]);
+    assert!(!stage.is_held("job") && !stage.path("ran").exists());
+    stage.run("job", &args).done().is(0, "");
+    assert!(stage.path("ran").exists() && !stage.is_held("job"));
+}
+
+#[test]
+fn a_renewal_that_too_few_replicas_have_does_not_count() {
+    let stage = Stage::new();
+    let replica = replica(&stage);
+    let args = ["--ttl", "3s", "--wait-replicas", "1", "--", "sh", "-c", "echo $$ > pid; exec sleep 100"];
+    let run = stage.run("job", &args).start();
+    let pid = stage.written("pid");
+    // Two renewals that count first.
+    let past = Boot::now() + Duration::from_secs(3);
+    until("a ttl has passed", || (Boot::now() > past).then_some(()));
+    assert!(is_alive(&pid));
+    replica.freeze();
+    run.done().tells(79, &["not renewed in time", "--wait-replicas"]);
+    assert!(!is_alive(&pid));
+    replica.thaw();
 }

@@ -43,6 +43,8 @@ pub(super) enum Wants<'a> {
     Change,
     /// To hear of a change.
     Wait,
+    /// To know that replicas have a change.
+    Replicate,
     /// To look at a key.
     Look,
     /// To remove what is not rlock's.
@@ -62,6 +64,7 @@ impl At<'_> {
             // AUTH needs no right.
             Wants::Greet(_) => return format!("ACL SETUSER {} +select", pattern(self.user())),
             Wants::Change | Wants::Wait => format!("{CALLS} {SCRIPT}"),
+            Wants::Replicate => format!("{CALLS} wait {SCRIPT}"),
             Wants::Remove => REMOVAL.to_owned(),
             Wants::Look => LOOK.to_owned(),
             Wants::List => format!("scan {LOOK}"),
