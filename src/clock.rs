@@ -55,10 +55,15 @@ impl Add<Duration> for Boot {
     }
 }
 
+/// A time in whole milliseconds, as it is stored and reported.
+pub fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// The wall clock in milliseconds since 1970: to show to people, never to decide by.
 pub fn wall_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    ms(since)
 }
 
 #[cfg(test)]

@@ -20,8 +20,6 @@ pub enum Error {
     Os(String),
     /// The report cannot be opened.
     CannotCreate(String),
-    /// The key is held by somebody else.
-    Busy(String),
     /// The store refused the login or a right.
     Refused(String),
     /// The configuration is bad, or the store cannot do what was asked.
@@ -41,7 +39,6 @@ impl Error {
             Self::Software(_) => exit::SOFTWARE,
             Self::Os(_) => exit::OS,
             Self::CannotCreate(_) => exit::CANNOT_CREATE,
-            Self::Busy(_) => exit::BUSY,
             Self::Refused(_) => exit::REFUSED,
             Self::Config(_) => exit::CONFIG,
             Self::CannotRun(_) => exit::CANNOT_RUN,
@@ -57,7 +54,6 @@ impl fmt::Display for Error {
         | Self::Software(text)
         | Self::Os(text)
         | Self::CannotCreate(text)
-        | Self::Busy(text)
         | Self::Refused(text)
         | Self::Config(text)
         | Self::CannotRun(text)

@@ -205,6 +205,11 @@ impl Pace {
         self.due
     }
 
+    /// When the last try that was answered had been sent.
+    pub fn sent(&self) -> Boot {
+        self.sent
+    }
+
     /// The next try begins at `now`: something may have changed.
     pub fn hurry(&mut self, now: Boot) {
         self.due = self.due.min(now);

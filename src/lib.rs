@@ -17,7 +17,7 @@
 //! | `main.rs` | the process: its words, its end |
 //! | `lib.rs` | this map; from the command line to an exit |
 //! | `command.rs` | the subcommands that look: `command/inspect.rs`, `command/list.rs`, `command/ttl.rs`, `command/force_release.rs`, and `command/completions.rs` |
-//! | `run.rs` | the main job: `run/event_loop.rs` is the one loop, `run/next.rs` decides what it does, by the words of `run/events.rs`, `run/account.rs` is what it says and reports, `run/wait.rs` obtains the lock, `run/hold.rs` keeps it, `run/worker.rs` is the thread both are done on |
+//! | `run.rs` | the main job: `run/event_loop.rs` is the one loop, `run/next.rs` decides what it does, by the words of `run/events.rs`, `run/account.rs` is what it says and reports, `run/wait.rs` obtains the lock, `run/hold.rs` keeps it, `run/clock_jump.rs` sees a step of its store's clock, `run/worker.rs` is the thread both are done on |
 //! | `nest.rs` | a run inside a run |
 //! | `report.rs` | every line rlock prints: `report/voice.rs` speaks, `report/lines.rs`, `report/run_lines.rs` and `report/view.rs` word it, `report/who.rs` names a holder, `report/outcome.rs` is `--report` |
 //! | `settings.rs` | what was typed becomes what is meant: `settings/resolve.rs`, `settings/given.rs`, `settings/duration.rs`, `settings/file.rs` |

@@ -17,8 +17,8 @@ use crate::error::Error;
 pub use lines::{Waiting, busy, held, inspect_hint, store_error, unconfigured};
 pub use outcome::{Outcome, Report, ReportFile};
 pub use run_lines::{
-    cannot_stop, delayed, hopeless, keeper_gone, lost, not_kept, not_renewed, overran, removed, restored, short_ttl,
-    silent, stopped, thread_gone, unreleased, was_not_ours,
+    cannot_stop, clock_jumped, delayed, hopeless, keeper_gone, lost, not_kept, not_renewed, overran, removed, restored,
+    short_ttl, silent, stopped, thread_gone, unreleased, was_not_ours,
 };
 pub use view::{ForeignView, HolderView, KeyView, WaiterView, aligned};
 pub use voice::Voice;

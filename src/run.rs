@@ -6,6 +6,7 @@
 //! are in `report`.
 
 mod account;
+mod clock_jump;
 mod event_loop;
 mod events;
 mod hold;

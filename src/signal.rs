@@ -22,13 +22,6 @@ pub struct AtEntry {
     pub(crate) ignored: u64,
 }
 
-impl AtEntry {
-    /// Whether `signal` was ignored.
-    pub fn ignores(&self, signal: i32) -> bool {
-        (1..=sys::LAST_SIGNAL).contains(&signal) && self.ignored & sys::bit(signal) != 0
-    }
-}
-
 /// A signal that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {

@@ -276,6 +276,12 @@ pub trait Store: Send {
     /// The store's clock now, in milliseconds since 1970, as its last answer tells: to show to people.
     fn clock_ms(&self) -> u64;
 
+    /// The clock of the store's server at its last answer, in milliseconds since 1970, and when that came; none where
+    /// there is no clock but this host's.
+    fn server_clock(&self) -> Option<(u64, Boot)> {
+        None
+    }
+
     /// The last measured time from a request to its answer.
     fn round_trip(&self) -> Option<Duration>;
 

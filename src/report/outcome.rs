@@ -52,7 +52,6 @@ pub enum Outcome {
 impl From<&Error> for Outcome {
     fn from(error: &Error) -> Self {
         match error {
-            Error::Busy(_) => Self::Busy,
             Error::Unavailable(_) => Self::Unavailable,
             Error::Refused(_) => Self::Refused,
             Error::Config(_) | Error::Usage(_) => Self::Config,

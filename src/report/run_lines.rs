@@ -100,6 +100,17 @@ pub fn restored(name: &str) -> String {
     format!("`{}`: the store had lost the lock, and it was taken again with its token", key(name))
 }
 
+/// That a store's clock was set, by so many milliseconds.
+pub fn clock_jumped(name: &str, store: &str, ms: i64) -> String {
+    let by = short(Duration::from_millis(ms.unsigned_abs()));
+    let (which, then) = if ms > 0 {
+        ("forward", "leases end sooner than their holders count, and another may hold the key")
+    } else {
+        ("back", "leases end later than they should")
+    };
+    format!("`{}`: the clock of {store} was set {which} by at least {by}: {then}; see to its time service", key(name))
+}
+
 /// That a ttl is too short for a store.
 pub fn short_ttl(ttl: Duration, round_trip: Duration) -> String {
     format!(

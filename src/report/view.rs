@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::Who;
 use crate::claim::{ClaimId, Entry};
+use crate::clock::ms;
 use crate::store::{Foreign, Look};
 use crate::text::{instant, short_ms, shown, shown_bytes};
 
@@ -221,10 +222,6 @@ fn left(look: &Look) -> Option<Duration> {
     }
     let last = look.holders.iter().map(|held| held.until_ms).max()?;
     Some(Duration::from_millis(last.saturating_sub(look.now_ms)))
-}
-
-fn ms(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Rows in columns, two blanks between them.

@@ -6,7 +6,7 @@ use super::hold::Release;
 use super::wait::End;
 use crate::child::Left;
 use crate::claim::{ClaimId, Entry};
-use crate::clock::Boot;
+use crate::clock::{Boot, ms};
 use crate::error::Error;
 use crate::exit::{self, Exit};
 use crate::lease::Loss;
@@ -78,6 +78,10 @@ impl<'a> Account<'a> {
 
     pub(super) fn short_ttl(&self, round_trip: Duration) {
         self.voice.say(&report::short_ttl(self.run.ttl, round_trip));
+    }
+
+    pub(super) fn clock_jumped(&self, ms: i64) {
+        self.voice.say(&report::clock_jumped(self.key(), &self.report.store, ms));
     }
 
     pub(super) fn renewed(&mut self, restored: bool) {
@@ -212,8 +216,4 @@ impl<'a> Account<'a> {
         self.report.code = exit.shown();
         self.report.signal = if let Exit::Signal(number) = exit { Some(number) } else { None };
     }
-}
-
-fn ms(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

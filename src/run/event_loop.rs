@@ -236,6 +236,10 @@ impl<'a> EventLoop<'a> {
                 self.account.short_ttl(round_trip);
                 return;
             }
+            News::ClockJumped(ms) => {
+                self.account.clock_jumped(ms);
+                return;
+            }
             News::NotObtained(end) => Input::NotObtained(self.account.not_obtained(end)),
             News::Renewed { sent, left, restored } => {
                 self.account.renewed(restored);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::clock_jump::StoreClock;
 use super::wait::Grant;
 use super::worker::{News, Order, Work, Worker};
 use crate::claim::{Dropped, Renew, Renewal};
@@ -48,11 +49,16 @@ fn keep(worker: &mut Worker, grant: Grant) -> Order {
     };
     let mut pace = Pace::new(worker.work.ttl, grant.sent);
     let mut round_trips = vec![worker.work.store.round_trip()];
+    let mut clock = StoreClock::default();
+    watch(worker, &mut clock, grant.sent);
     loop {
         let rested = rest(worker, &mut pace);
         let tried = rested.and_then(|()| renew_once(worker, &mut pace, &renew));
         match tried {
-            Ok(None) => judge(worker, &mut round_trips),
+            Ok(None) => {
+                judge(worker, &mut round_trips);
+                watch(worker, &mut clock, pace.sent());
+            }
             Ok(Some(loss)) => {
                 let look = look(worker);
                 worker.tell(News::Lost(loss, look));
@@ -80,6 +86,15 @@ fn judge(worker: &Worker, round_trips: &mut Vec<Option<Duration>>) {
         fastest.filter(|one| round_trips.len() == JUDGED_BY && timing::is_short_for(worker.work.ttl, *one))
     {
         worker.tell(News::ShortTtl(fastest));
+    }
+}
+
+/// Tells of a step of the store's clock since the last answer; this one's request was sent at `sent`.
+fn watch(worker: &Worker, clock: &mut StoreClock, sent: Boot) {
+    // After a try that failed it is an old answer's.
+    let Some((now_ms, heard)) = worker.work.store.server_clock().filter(|(_, heard)| *heard >= sent) else { return };
+    if let Some(jump) = clock.saw(sent, heard, now_ms, timing::margin(worker.work.ttl)) {
+        worker.tell(News::ClockJumped(jump));
     }
 }
 

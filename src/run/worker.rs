@@ -40,6 +40,8 @@ pub(super) enum News {
     NotObtained(wait::End),
     /// The lease was renewed, or taken again.
     Renewed { sent: Boot, left: Duration, restored: bool },
+    /// The store's clock has jumped by so many milliseconds.
+    ClockJumped(i64),
     /// A try to renew failed; the lease goes on to its deadline.
     NotRenewed(String),
     /// The lease is lost for certain; what holds the key now, where that could be seen.

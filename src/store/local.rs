@@ -25,7 +25,7 @@ use self::pulse::{Own, Pulse, Pulses};
 use self::record::{NEWER, Record};
 use super::{Can, Cancel, Foreign, Key, Limits, Listed, Look, Reply, Store, Trouble, glob};
 use crate::claim::{Answer, Ask, ClaimId, Condemnation, Dropped, Entry, Event, Renew, Renewal, State, Step, What};
-use crate::clock::{self, Boot};
+use crate::clock::{self, Boot, ms};
 use crate::timing;
 
 /// How soon a claim notices that its directory was removed, and a condemnation that no FIFO tells of.
@@ -451,10 +451,6 @@ fn poll_until(fds: &mut [PollFd<'_>], until: Boot) -> bool {
             _ => {}
         }
     }
-}
-
-fn ms(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn us(time: Duration) -> u64 {

@@ -24,7 +24,7 @@ pub(super) use self::url::Address;
 use self::wire::Wire;
 use super::{Can, Cancel, Foreign, Key, Limits, Listed, Look, Reply, Store, Trouble};
 use crate::claim::{Answer, Ask, ClaimId, Condemnation, Dropped, Renew, Renewal};
-use crate::clock::{self, Boot};
+use crate::clock::{self, Boot, ms};
 use crate::timing;
 
 /// How late a server notices that a BLPOP's time is over: its clock ticks ten times a second.
@@ -273,10 +273,10 @@ impl Store for Redis {
     fn disconnect(&mut self) {
         self.wire = None;
     }
-}
 
-fn ms(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+    fn server_clock(&self) -> Option<(u64, Boot)> {
+        self.clock
+    }
 }
 
 #[cfg(test)]

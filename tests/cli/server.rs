@@ -205,10 +205,8 @@ fn replica(stage: &Stage) -> Server {
     let replica = Server::start();
     let port = stage.server().port().to_string();
     redis::cmd("REPLICAOF").arg("127.0.0.1").arg(port).exec(&mut replica.connect()).unwrap();
-    until("the replica follows", || {
-        let role: Vec<Value> = redis::cmd("ROLE").query(&mut replica.connect()).unwrap();
-        (role.get(3) == Some(&Value::BulkString(b"connected".to_vec()))).then_some(())
-    });
+    stage.redis::<()>(&["SET", "seen", "x", "PX", "60000"]);
+    until("the replica follows", || (stage.redis::<u32>(&["WAIT", "1", "100"]) == 1).then_some(()));
     replica
 }
 
@@ -240,4 +238,23 @@ fn a_renewal_that_too_few_replicas_have_does_not_count() {
     run.done().tells(79, &["not renewed in time", "--wait-replicas"]);
     assert!(!is_alive(&pid));
     replica.thaw();
+}
+
+#[test]
+fn a_step_of_the_servers_clock_is_warned_of() {
+    for (ahead, words) in [(3, "was set forward by at least 2."), (-3, "was set back by at least 2.")] {
+        let stage = Stage::on(Server::with_own_clock());
+        let line = "echo $$ > pid; while ! [ -e stop ]; do sleep 0.01; done";
+        let run = stage.run("job", &["--ttl", "6s", "--", "sh", "-c", line]).start();
+        stage.written("pid");
+        let renewed = |stage: &Stage| stage.held("job").until_ms;
+        let first = renewed(&stage);
+        // It can see: an unmoved clock is not warned of, though it is renewed.
+        until("it is renewed", || (renewed(&stage) > first).then_some(()));
+        stage.server().set_clock(ahead);
+        let second = renewed(&stage);
+        until("it is renewed under the new clock", || (renewed(&stage) != second).then_some(()));
+        std::fs::write(stage.path("stop"), "").unwrap();
+        run.done().says(0, &["`job`: the clock of ", words, "time service"]);
+    }
 }

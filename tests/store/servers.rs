@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::net::TcpListener;
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -16,6 +17,8 @@ use rlock::clock::Boot;
 pub(crate) struct Server {
     dir: tempfile::TempDir,
     lines: Vec<String>,
+    /// Its wall clock can be set.
+    has_own_clock: bool,
     port: u16,
     child: Option<Child>,
 }
@@ -28,9 +31,19 @@ impl Server {
 
     /// The same with further lines of configuration.
     pub(crate) fn with(lines: &[&str]) -> Self {
+        Self::at(lines, false)
+    }
+
+    /// A server whose wall clock [`Server::set_clock`] sets; its other clocks go on.
+    pub(crate) fn with_own_clock() -> Self {
+        Self::at(&[], true)
+    }
+
+    fn at(lines: &[&str], has_own_clock: bool) -> Self {
         let dir = tempfile::Builder::new().prefix("rlock-").tempdir().expect("a temporary directory");
         let lines = lines.iter().map(|&line| line.to_owned()).collect();
-        let mut server = Self { dir, lines, port: 0, child: None };
+        let mut server = Self { dir, lines, has_own_clock, port: 0, child: None };
+        server.set_clock(0);
         // Between our look and its bind another process can take the port.
         for _ in 0..5 {
             server.port = free_port();
@@ -88,6 +101,13 @@ impl Server {
         kill(self.pid(), Signal::SIGCONT).expect("SIGCONT");
     }
 
+    /// Sets its wall clock so many seconds ahead of this host's.
+    pub(crate) fn set_clock(&self, ahead: i64) {
+        let clock = File::options().create(true).truncate(false).write(true).open(self.dir.path().join("clock"));
+        // In place: the server has it mapped.
+        clock.and_then(|clock| clock.write_all_at(&ahead.to_ne_bytes(), 0)).expect("the clock");
+    }
+
     /// Kills it. Its directory and port stay for [`Server::restart`].
     pub(crate) fn stop(&mut self) {
         if let Some(mut child) = self.child.take() {
@@ -118,7 +138,11 @@ impl Server {
         }
         std::fs::write(path.join("redis.conf"), config).expect("the configuration");
         let log = File::options().create(true).append(true).open(path.join("log")).expect("the log");
-        let child = Command::new("redis-server")
+        let mut command = Command::new("redis-server");
+        if self.has_own_clock {
+            command.env("LD_PRELOAD", self.clock_library()).env("RLOCK_TEST_CLOCK", path.join("clock"));
+        }
+        let child = command
             .arg(path.join("redis.conf"))
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("the log"))
@@ -127,6 +151,16 @@ impl Server {
             .expect("redis-server is installed");
         self.child = Some(child);
         self.answers()
+    }
+
+    /// Builds what shifts the clock. Where Rust programs are built there is a C compiler: it links them.
+    fn clock_library(&self) -> PathBuf {
+        let library = self.dir.path().join("clock.so");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/store/clock.c");
+        let built =
+            Command::new("cc").args(["-shared", "-fPIC", "-O1", "-Wall", "-o"]).arg(&library).arg(source).status();
+        assert!(built.expect("cc is installed").success(), "{source} does not compile");
+        library
     }
 
     /// Waits for PONG, or for the end of the process.
