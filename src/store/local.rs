@@ -8,6 +8,7 @@
 //! are not touched when somebody sets the clock, and numbers still grow over a lost record.
 
 mod folder;
+mod nudge;
 mod place;
 mod pulse;
 mod record;
