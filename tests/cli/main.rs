@@ -49,7 +49,9 @@ mod redis {
 mod local {
     pub(crate) type Stage = crate::rlock::Stage<crate::rlock::Directory>;
 
-    /// What only the local store can do: its directory, and how it hears of deaths.
+    /// What is done to the directory: a full disk, limits, removal, another boot.
+    mod damage;
+    /// What only the local store can do: it hears of deaths.
     mod directory;
     mod exit_codes;
     mod kills;
@@ -60,4 +62,6 @@ mod local {
     mod refused;
     mod signals;
     mod surroundings;
+    /// Whose directory it is, and where.
+    mod users;
 }
