@@ -34,7 +34,7 @@ pub struct Settings {
 pub struct StoreSettings {
     /// The store.
     pub url: Url,
-    /// Nothing names a store, so it is the local one.
+    /// Nothing names a store, so it is the local one, in a directory that this user has.
     pub unconfigured: bool,
     /// The file that holds its password.
     pub password_file: Option<PathBuf>,

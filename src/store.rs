@@ -338,6 +338,15 @@ impl Url {
         matches!(self.0, Place::Local(_))
     }
 
+    /// Whether it names a place at all: a user without a home has no directory of their own, and the first request says
+    /// so.
+    pub fn is_somewhere(&self) -> bool {
+        match &self.0 {
+            Place::Local(address) => address.is_known(),
+            Place::Redis(_) => true,
+        }
+    }
+
     /// Whether it has a password in it.
     pub fn has_password(&self) -> bool {
         match &self.0 {

@@ -64,9 +64,11 @@ fn store(cli: &Cli, given: Given<'_>) -> Result<StoreSettings, Error> {
             "--password-file would not be used: {from} has a password; take that out of the URL, or drop --password-file"
         )));
     }
+    let (unconfigured, url) = (url.is_none(), url.unwrap_or_else(Url::local));
     Ok(StoreSettings {
-        unconfigured: url.is_none(),
-        url: url.unwrap_or_else(Url::local),
+        // Where there is no directory, nothing is locked on this host either.
+        unconfigured: unconfigured && url.is_somewhere(),
+        url,
         password_file,
         timeout: timeout.map_or(DEFAULT_STORE_TIMEOUT, |(timeout, _)| timeout),
     })

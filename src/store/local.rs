@@ -8,6 +8,7 @@
 //! are not touched when somebody sets the clock, and numbers still grow over a lost record.
 
 mod folder;
+mod nudge;
 mod place;
 mod pulse;
 mod record;
@@ -16,6 +17,7 @@ use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
@@ -233,8 +235,10 @@ impl Local {
             return Ok(boot.clone());
         }
         let path = "/proc/sys/kernel/random/boot_id";
-        let boot = fs::read_to_string(path)
-            .map_err(|error| Trouble::Config(format!("cannot tell one boot from another: {path}: {error}")))?;
+        let boot = fs::read_to_string(path).map_err(|error| match error.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::EMFILE) => self.address.failed("cannot tell one boot from another", Errno::EMFILE),
+            _ => Trouble::Config(format!("cannot tell one boot from another: {path}: {error}")),
+        })?;
         Ok(self.boot.insert(boot.trim().to_owned()).clone())
     }
 

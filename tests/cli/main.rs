@@ -53,6 +53,9 @@ mod local {
 
     mod bounds;
     /// What only the local store can do: its directory, and how it hears of deaths.
+    /// What is done to the directory: a full disk, limits, removal, another boot.
+    mod damage;
+    /// What only the local store can do: it hears of deaths.
     mod directory;
     mod exit_codes;
     mod kills;
@@ -63,4 +66,6 @@ mod local {
     mod refused;
     mod signals;
     mod surroundings;
+    /// Whose directory it is, and where.
+    mod users;
 }

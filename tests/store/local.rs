@@ -8,6 +8,7 @@ mod record;
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg};
@@ -279,6 +280,24 @@ fn a_directory_that_a_stopped_process_has_locked_is_waited_for_with_an_end() {
     let others_look = lock(FlockArg::LockShared);
     assert!(!store.look(&key("job"), soon()).expect("a look beside another").is_free());
     drop(others_look);
+}
+
+#[test]
+fn who_was_stopped_in_the_middle_of_an_operation_is_let_go_on() {
+    for kind in ["-x", "-s"] {
+        let place = Place::new();
+        let mut store = place.open();
+        granted(store.as_mut(), "job", 1);
+        let mut stopped = Command::new("flock");
+        stopped.args([kind, "-F"]).arg(place.folder("job")).args(["sh", "-c", "kill -STOP $$; exit 7"]);
+        let mut stopped = stopped.spawn().expect("flock");
+        let stat = format!("/proc/{}/stat", stopped.id());
+        until("it is stopped", || fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T ")));
+        let began = Boot::now();
+        let renewed = store.renew(&key("job"), &renew(1, None), began + Duration::from_millis(500));
+        assert!(matches!(renewed, Ok(Renewal::Renewed { .. })), "{kind}: {renewed:?}");
+        assert_eq!(stopped.wait().expect("its end").code(), Some(7), "it went on");
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ use nix::sys::stat::{Mode, fstat, fstatat, mkdirat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
+use super::nudge;
 use super::place::{Address, OURS, STEP};
 use super::record::Record;
 use crate::clock::Boot;
@@ -26,6 +27,8 @@ const LONGEST_NAME: usize = 200;
 /// The pauses while another's operation is waited for, which takes a fraction of a millisecond.
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(2);
+/// When it is looked whether who holds it up was stopped, and how often again.
+const NUDGE: Duration = Duration::from_millis(20);
 
 /// What a directory is wanted for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -59,9 +62,9 @@ impl Folder {
             });
             match found {
                 Ok((parent, fd)) => {
-                    let fd = lock(at, fd, want, by, cancel)?;
-                    let stat = fstat(&*fd).map_err(|errno| at.failed("cannot look at a key's directory", errno))?;
+                    let stat = fstat(&fd).map_err(|errno| at.failed("cannot look at a key's directory", errno))?;
                     let identity = (stat.st_dev, stat.st_ino);
+                    let fd = lock(at, fd, identity, want, by, cancel)?;
                     // It may have been removed while it was waited for, and another stands in its place.
                     let there = fstatat(&parent, name, AtFlags::AT_SYMLINK_NOFOLLOW);
                     if there.is_ok_and(|there| (there.st_dev, there.st_ino) == identity) {
@@ -127,10 +130,17 @@ fn open_in(parent: &OwnedFd, name: &str, flags: OFlag, make: bool) -> Result<Own
     }
 }
 
-/// A lock that is waited for with an end: a process that was stopped in the middle of its operation keeps it.
-fn lock(at: &Address, mut fd: OwnedFd, want: Want, by: Boot, cancel: &Cancel) -> Reply<Flock<OwnedFd>> {
+/// A lock that is waited for with an end: a process that is frozen in the middle of its operation keeps it.
+fn lock(
+    at: &Address,
+    mut fd: OwnedFd,
+    identity: (u64, u64),
+    want: Want,
+    by: Boot,
+    cancel: &Cancel,
+) -> Reply<Flock<OwnedFd>> {
     let kind = if want == Want::Look { FlockArg::LockSharedNonblock } else { FlockArg::LockExclusiveNonblock };
-    let mut rest = FIRST_PAUSE;
+    let (mut rest, mut nudge) = (FIRST_PAUSE, Boot::now() + NUDGE);
     loop {
         match Flock::lock(fd, kind) {
             Ok(locked) => return Ok(locked),
@@ -141,9 +151,13 @@ fn lock(at: &Address, mut fd: OwnedFd, want: Want, by: Boot, cancel: &Cancel) ->
             let path = at.path()?.join(FOLDERS);
             let path = path.display();
             return Err(Trouble::Later(format!(
-                "{at}: another rlock is in the middle of an operation and does not go on; was it stopped? (fuser -v \
-                 {path}/*)"
+                "{at}: another rlock is in the middle of an operation and does not go on; was it stopped or frozen? \
+                 (fuser -v {path}/*)"
             )));
+        }
+        if nudge.left().is_zero() {
+            nudge::holders_of(identity);
+            nudge = Boot::now() + NUDGE;
         }
         pause(cancel, rest.min(by.left()))?;
         rest = (rest * 2).min(LONGEST_PAUSE);

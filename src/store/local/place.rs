@@ -60,6 +60,11 @@ impl Address {
         Ok(Self(Ok(path)))
     }
 
+    /// Whether there is a directory at all.
+    pub(crate) fn is_known(&self) -> bool {
+        self.0.is_ok()
+    }
+
     /// The path.
     pub(super) fn path(&self) -> Reply<&Path> {
         self.0.as_deref().map_err(|why| Trouble::Config(why.clone()))
@@ -130,6 +135,13 @@ impl Address {
             Errno::EROFS | Errno::EACCES | Errno::EPERM => {
                 Trouble::Config(format!("{self}: {what}: {desc}; see to its owner, its mode and its mount"))
             }
+            // No waiting would mend these.
+            Errno::EMFILE => Trouble::Config(format!("{self}: {what}: {desc}; raise `ulimit -n`")),
+            Errno::EFBIG => Trouble::Config(format!("{self}: {what}: {desc}; raise `ulimit -f`")),
+            Errno::ENAMETOOLONG => Trouble::Config(format!("{self}: {what}: {desc}; name a shorter one")),
+            Errno::ELOOP | Errno::ENOTDIR | Errno::EISDIR => {
+                Trouble::Config(format!("{self}: {what}: {desc}; something else stands in its place, remove that"))
+            }
             _ => Trouble::Later(format!("{self}: {what}: {desc}")),
         }
     }
@@ -146,6 +158,9 @@ impl fmt::Display for Address {
 fn home(user: Uid) -> Result<PathBuf, String> {
     let known = User::from_uid(user).map_err(|errno| format!("cannot look up user {user}: {}", errno.desc()))?;
     let home = known.ok_or_else(|| format!("user {user} is in no password database and has no home"))?.dir;
+    if home.as_os_str().is_empty() {
+        return Err(format!("user {user} has no home in the password database"));
+    }
     fs::canonicalize(&home).map_err(|error| format!("the home {} cannot be used: {error}", home.display()))
 }
 

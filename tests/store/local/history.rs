@@ -5,6 +5,8 @@
 //! `RLOCK_SEED` repeats a history.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -190,8 +192,13 @@ impl Alive {
         Self(child)
     }
 
-    fn kill(self) {
+    /// Kills it, and waits until nobody keeps the descriptor: a child that another test has just forked has all of this
+    /// process's descriptors until it becomes its program, and the claim lives as long as one of them is open.
+    fn kill(self, place: &Place, claim: ClaimId) {
         drop(self);
+        let fifo = place.fifo(claim);
+        let is_read = || OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&fifo).is_ok();
+        super::until("nobody keeps the descriptor", || !is_read());
     }
 }
 
@@ -230,7 +237,7 @@ fn killed_processes_are_out_and_the_others_are_answered_as_if_those_had_never_be
             let ids: Vec<ClaimId> = processes.keys().copied().collect();
             let claim = ids[rng.index(ids.len())];
             if rng.percent(30) {
-                processes.remove(&claim).expect("it lives").kill();
+                processes.remove(&claim).expect("it lives").kill(&place, claim);
                 dead.insert(claim);
                 killed += 1;
                 model = alive(model, &dead);
@@ -262,12 +269,9 @@ fn killed_processes_are_out_and_the_others_are_answered_as_if_those_had_never_be
             assert!(left.holders.iter().all(|held| !dead.contains(&held.id)), "a dead one holds: {left:#?}");
             assert_eq!(shape(&alive(left, &dead)), shape(&model), "{call:?}");
             if matches!(call, Call::Drop(..)) {
-                processes.remove(&claim).expect("it lives").kill();
+                processes.remove(&claim).expect("it lives").kill(&place, claim);
                 dead.insert(claim);
             }
-        }
-        for (_, process) in processes {
-            process.kill();
         }
     }
     println!("{killed} were killed");
