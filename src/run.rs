@@ -75,8 +75,7 @@ fn start<'a>(settings: &'a Settings, run: &'a RunSettings) -> anyhow::Result<Eve
     let keep = store.enrol(claim).map(|fd| fd.as_raw_fd()).into_iter().collect();
     let spec = Spec { program: program.clone(), at_entry: signals.at_entry(), signal: run.signal, keep };
     let keeper = Keeper::fork(spec)?;
-    let no_thread = || Error::Os("cannot start a thread; see ulimit -u".into());
-    let voice = Voice::start(settings.output).with_context(no_thread)?;
+    let voice = Voice::threaded(settings.output);
     if settings.store.unconfigured {
         voice.say(&report::unconfigured(&store.name()));
     }
@@ -95,7 +94,8 @@ fn start<'a>(settings: &'a Settings, run: &'a RunSettings) -> anyhow::Result<Eve
     };
     let work = Work { store, key: run.key.clone(), ask, ttl: run.ttl, wait, store_timeout: settings.store.timeout };
     let began = Boot::now();
-    let worker = worker::start(work, cancel).with_context(no_thread)?;
+    let worker =
+        worker::start(work, cancel).with_context(|| Error::Os("cannot start a thread; see ulimit -u".into()))?;
     let plan = Plan { ttl: run.ttl, grace: run.grace, on_lost: run.on_lost };
     let state = Run::new(Manner { plan, signal: run.signal, forward: run.forward });
     let nest = Nest::read(std::env::var_os(nest::CLAIM).as_deref());
