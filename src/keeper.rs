@@ -13,7 +13,6 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -110,6 +109,8 @@ pub struct Keeper {
     _line: OwnedFd,
     slot: Slot,
     first: Option<Pid>,
+    /// The first process is dead.
+    has_ended: bool,
     kin: Vec<Pid>,
     /// It was told to start the command, and has not said what came of it.
     is_starting: bool,
@@ -133,8 +134,17 @@ impl Keeper {
         };
         drop((theirs, their_line));
         sys::go_on_at(our_line.as_fd()).map_err(failed)?;
-        let keeper =
-            Self { pid, socket: ours, _line: our_line, slot, first: None, kin, is_starting: false, gone: false };
+        let keeper = Self {
+            pid,
+            socket: ours,
+            _line: our_line,
+            slot,
+            first: None,
+            has_ended: false,
+            kin,
+            is_starting: false,
+            gone: false,
+        };
         keeper.wait_ready().map_err(failed)?;
         Ok(keeper)
     }
@@ -176,6 +186,7 @@ impl Keeper {
                 if let Event::Started { pid } = event {
                     self.first = Some(Pid::from_raw(pid));
                 }
+                self.has_ended |= matches!(event, Event::Ended(_));
                 self.is_starting &= !matches!(event, Event::Started { .. } | Event::NotStarted { .. });
                 Some(event)
             }
@@ -213,6 +224,11 @@ impl Keeper {
         if self.gone || self.is_starting { self.own_children().without(&self.kin) } else { Tree::below(self.pid) }
     }
 
+    /// How many of the command's tree live.
+    pub fn count(&self) -> usize {
+        self.tree().count(self.first.filter(|_| self.has_ended && !self.gone))
+    }
+
     /// Whether `pid` is the command's first process.
     pub fn is_first(&self, pid: Pid) -> bool {
         self.first.map_or_else(|| child::parent_of(pid) == Some(self.pid), |first| pid == first)
@@ -236,19 +252,14 @@ impl AsFd for Keeper {
     }
 }
 
-/// Waits for the end of the keeper `pid`, which is about to end, and reaps it with all that fell to us through it; until
-/// `by` at most. Not every PID 1 of a container reaps what others leave.
-pub fn bury(pid: Pid, by: Boot) {
+/// Reaps the keeper `pid`, which was let go, and all that fell to us through it: not every PID 1 of a container reaps
+/// what others leave. Whether the keeper is gone; SIGCHLD comes when it is.
+pub fn bury(pid: Pid) -> bool {
     let mut is_gone = false;
-    loop {
-        while let Some((reaped, _)) = sys::wait_child(None, WaitPidFlag::WEXITED) {
-            is_gone |= reaped == pid;
-        }
-        if is_gone || Boot::now() >= by {
-            return;
-        }
-        thread::sleep(Duration::from_millis(1));
+    while let Some((reaped, _)) = sys::wait_child(None, WaitPidFlag::WEXITED) {
+        is_gone |= reaped == pid;
     }
+    is_gone
 }
 
 fn failed(error: impl Into<io::Error>) -> Error {
