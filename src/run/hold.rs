@@ -48,6 +48,11 @@ fn keep(worker: &mut Worker, grant: Grant) -> Order {
     };
     let mut pace = Pace::new(worker.work.ttl, grant.sent);
     let mut round_trips = vec![worker.work.store.round_trip()];
+    if worker.sleep(pace.due().min(Boot::now() + timing::LISTEN_AFTER)).is_err()
+        && let Some(order) = worker.interrupted()
+    {
+        return order;
+    }
     loop {
         let rested = rest(worker, &mut pace);
         let tried = rested.and_then(|()| renew_once(worker, &mut pace, &renew));
