@@ -119,7 +119,8 @@ pub struct Keeper {
 
 impl Keeper {
     /// Forks the keeper, and makes this process the one that orphans fall to when it dies. To be called after
-    /// [`crate::signal::Signals::block_all`] and [`sys::take_fd`], while there is one thread and no connection.
+    /// [`crate::signal::Signals::block_all`] and [`sys::take_fd`], while there is one thread and no connection. It is of
+    /// use after [`Keeper::wait_ready`].
     pub fn fork(spec: Spec) -> Result<Self, Error> {
         check_proc()?;
         prctl::set_child_subreaper(true).map_err(failed)?;
@@ -134,7 +135,7 @@ impl Keeper {
         };
         drop((theirs, their_line));
         sys::go_on_at(our_line.as_fd()).map_err(failed)?;
-        let keeper = Self {
+        Ok(Self {
             pid,
             socket: ours,
             _line: our_line,
@@ -144,12 +145,15 @@ impl Keeper {
             kin,
             is_starting: false,
             gone: false,
-        };
-        keeper.wait_ready().map_err(failed)?;
-        Ok(keeper)
+        })
     }
 
-    fn wait_ready(&self) -> io::Result<()> {
+    /// Waits until it is ready, which must be known before anything else is asked of it.
+    pub fn wait_ready(&self) -> Result<(), Error> {
+        self.heard_ready().map_err(failed)
+    }
+
+    fn heard_ready(&self) -> io::Result<()> {
         let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
         if poll(&mut fds, PollTimeout::from(READY_WITHIN_MS))? == 0 {
             return Err(io::ErrorKind::TimedOut.into());

@@ -34,7 +34,8 @@ use event_loop::EventLoop;
 use next::{Manner, Run};
 use worker::Work;
 
-/// How long the last lines may take: a stuck stderr must not keep rlock.
+/// How long the last lines may take, and the last request of a run that cannot begin: neither a stuck stderr nor a store
+/// must keep rlock.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Runs the command under the lock. An error is what kept it from being asked for.
@@ -96,6 +97,11 @@ fn start<'a>(settings: &'a Settings, run: &'a RunSettings) -> anyhow::Result<Eve
     let began = Boot::now();
     let worker =
         worker::start(work, cancel).with_context(|| Error::Os("cannot start a thread; see ulimit -u".into()))?;
+    // It makes ready while the store is asked.
+    if let Err(error) = keeper.wait_ready() {
+        worker.give_up(Boot::now() + LAST_WORDS);
+        return Err(error.into());
+    }
     let plan = Plan { ttl: run.ttl, grace: run.grace, on_lost: run.on_lost };
     let state = Run::new(Manner { plan, signal: run.signal, forward: run.forward });
     let nest = Nest::read(std::env::var_os(nest::CLAIM).as_deref());

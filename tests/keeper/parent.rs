@@ -39,7 +39,9 @@ pub(crate) fn main(words: &[OsString]) -> ExitCode {
 
 fn start(signals: &Signals, argv: Vec<OsString>) -> Result<Keeper, Error> {
     let program = Program::find(argv)?;
-    Keeper::fork(Spec { program, at_entry: signals.at_entry(), signal: libc::SIGTERM, keep: Vec::new() })
+    let keeper = Keeper::fork(Spec { program, at_entry: signals.at_entry(), signal: libc::SIGTERM, keep: Vec::new() })?;
+    keeper.wait_ready()?;
+    Ok(keeper)
 }
 
 struct Parent {
