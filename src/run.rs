@@ -29,6 +29,7 @@ use crate::report::{self, Outcome, Report, ReportFile, Voice, Who};
 use crate::settings::{Command, RunSettings, Settings, Wait};
 use crate::signal::Signals;
 use crate::store::{self, Cancel};
+use crate::sys;
 
 use event_loop::EventLoop;
 use next::{Manner, Run};
@@ -69,6 +70,7 @@ fn start<'a>(settings: &'a Settings, run: &'a RunSettings) -> anyhow::Result<Eve
         Command::Shell(line) => Program::shell(line.clone())?,
         Command::Argv(words) => Program::find(words.clone())?,
     };
+    sys::share_heap();
     let signals = Signals::block_all()?;
     let cancel = Cancel::new().context(Error::Os("cannot open a descriptor".into()))?;
     let mut store = store::open(&settings.store.url, settings.store.password_file.as_deref(), &cancel);
