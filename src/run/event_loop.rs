@@ -339,12 +339,13 @@ impl<'a> EventLoop<'a> {
         None
     }
 
+    /// The release first: others wait for it, and there is nobody left for the keeper to end.
     fn let_go(&mut self, order: Order) {
+        self.worker.order(order);
         if let Some(keeper) = self.keeper.take() {
             self.leaving = Some(keeper.done());
         }
         self.account.over();
-        self.worker.order(order);
     }
 
     fn environment(&self) -> Environment {
