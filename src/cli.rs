@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, ValueHint};
+use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, ValueHint};
 
 /// Run a command while holding a lock that other hosts respect.
 ///
@@ -68,6 +68,12 @@ pub struct Global {
     /// Say also what passes by itself: renewals that failed, locks that were restored
     #[arg(short, long, global = true)]
     pub verbose: bool,
+}
+
+impl Global {
+    fn note_source(&mut self, matches: &ArgMatches) {
+        self.url_from_environment = matches.value_source("url") == Some(ValueSource::EnvVariable);
+    }
 }
 
 /// The subcommands.
@@ -175,6 +181,16 @@ pub struct Run {
     /// The command and its arguments, passed on as they are
     #[arg(value_name = "COMMAND", trailing_var_arg = true, required_unless_present = "shell", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
+}
+
+/// `run` without its siblings. Nearly every start is one, and to build the whole definition takes longer than to take
+/// the lock.
+#[derive(Debug, Parser)]
+struct RunAlone {
+    #[command(flatten)]
+    global: Global,
+    #[command(flatten)]
+    run: Run,
 }
 
 /// What to do when the lease is about to be lost.
@@ -319,6 +335,9 @@ where
     I::Item: Into<OsString>,
 {
     let mut words: Vec<OsString> = words.into_iter().map(Into::into).collect();
+    if let Some(cli) = parse_run(&words) {
+        return Ok(cli);
+    }
     if words.get(1).is_some_and(|word| word == "help") {
         words.remove(1);
         words.truncate(2);
@@ -337,9 +356,17 @@ where
     let help = near.map_or(help, |name| format!("rlock {name} (a similar subcommand), or rlock --help"));
     let matches = command.try_get_matches_from_mut(&words).map_err(|error| stop(&error, &help))?;
     let mut cli = Cli::from_arg_matches(&matches).map_err(|error| stop(&error, &help))?;
-    let sub = matches.subcommand().map_or(&matches, |(_, sub)| sub);
-    cli.global.url_from_environment = sub.value_source("url") == Some(ValueSource::EnvVariable);
+    cli.global.note_source(matches.subcommand().map_or(&matches, |(_, sub)| sub));
     Ok(cli)
+}
+
+/// A command line that begins with `run` and is right. Everything else is the whole parser's: the errors, and help.
+fn parse_run(words: &[OsString]) -> Option<Cli> {
+    let words = words.get(1..).filter(|words| words.first().is_some_and(|word| word == "run"))?;
+    let matches = RunAlone::command().try_get_matches_from(words).ok()?;
+    let RunAlone { mut global, run } = RunAlone::from_arg_matches(&matches).ok()?;
+    global.note_source(&matches);
+    Some(Cli { global, task: Task::Run(Box::new(run)) })
 }
 
 /// The subcommand that the first word is one slip away from, where the parser sees none: its measure is too strict for
@@ -413,6 +440,26 @@ mod tests {
         assert_eq!(run(&["cmd", ""]).command, ["cmd", ""]);
         assert!(!run(&["cmd", "-n"]).nonblock);
         assert_eq!(run(&["-c", "a; b"]).shell.unwrap(), "a; b");
+    }
+
+    #[test]
+    fn run_alone_takes_what_the_whole_parser_takes() {
+        let options = |command: &clap::Command| {
+            let mut names: Vec<_> = command.get_arguments().map(|arg| arg.get_id().to_string()).collect();
+            names.sort();
+            names
+        };
+        let mut whole = Cli::command();
+        whole.build();
+        let mut alone = RunAlone::command();
+        alone.build();
+        assert_eq!(options(&alone), options(whole.find_subcommand("run").unwrap()));
+        for words in [&["-k", "k", "-q", "--ttl", "3", "--", "x"][..], &["--url", "u", "--json", "-kk", "-c", "x"]] {
+            let words: Vec<OsString> = ["rlock", "run"].iter().chain(words).map(OsString::from).collect();
+            let matches = Cli::command().try_get_matches_from(&words).unwrap();
+            let whole = Cli::from_arg_matches(&matches).unwrap();
+            assert_eq!(format!("{:?}", parse_run(&words).unwrap()), format!("{whole:?}"));
+        }
     }
 
     #[test]

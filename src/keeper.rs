@@ -13,7 +13,6 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -32,9 +31,6 @@ use crate::error::Error;
 use crate::lease::Instants;
 use crate::signal::AtEntry;
 use crate::sys;
-
-/// The longest message: more than a socket takes at once.
-const LONGEST_MESSAGE: usize = 256 * 1024;
 
 /// How long a new keeper may take to be ready, in milliseconds.
 const READY_WITHIN_MS: u16 = 5000;
@@ -113,6 +109,8 @@ pub struct Keeper {
     _line: OwnedFd,
     slot: Slot,
     first: Option<Pid>,
+    /// The first process is dead.
+    has_ended: bool,
     kin: Vec<Pid>,
     /// It was told to start the command, and has not said what came of it.
     is_starting: bool,
@@ -121,7 +119,8 @@ pub struct Keeper {
 
 impl Keeper {
     /// Forks the keeper, and makes this process the one that orphans fall to when it dies. To be called after
-    /// [`crate::signal::Signals::block_all`] and [`sys::take_fd`], while there is one thread and no connection.
+    /// [`crate::signal::Signals::block_all`] and [`sys::take_fd`], while there is one thread and no connection. It is of
+    /// use after [`Keeper::wait_ready`].
     pub fn fork(spec: Spec) -> Result<Self, Error> {
         check_proc()?;
         prctl::set_child_subreaper(true).map_err(failed)?;
@@ -136,13 +135,25 @@ impl Keeper {
         };
         drop((theirs, their_line));
         sys::go_on_at(our_line.as_fd()).map_err(failed)?;
-        let keeper =
-            Self { pid, socket: ours, _line: our_line, slot, first: None, kin, is_starting: false, gone: false };
-        keeper.wait_ready().map_err(failed)?;
-        Ok(keeper)
+        Ok(Self {
+            pid,
+            socket: ours,
+            _line: our_line,
+            slot,
+            first: None,
+            has_ended: false,
+            kin,
+            is_starting: false,
+            gone: false,
+        })
     }
 
-    fn wait_ready(&self) -> io::Result<()> {
+    /// Waits until it is ready, which must be known before anything else is asked of it.
+    pub fn wait_ready(&self) -> Result<(), Error> {
+        self.heard_ready().map_err(failed)
+    }
+
+    fn heard_ready(&self) -> io::Result<()> {
         let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
         if poll(&mut fds, PollTimeout::from(READY_WITHIN_MS))? == 0 {
             return Err(io::ErrorKind::TimedOut.into());
@@ -179,6 +190,7 @@ impl Keeper {
                 if let Event::Started { pid } = event {
                     self.first = Some(Pid::from_raw(pid));
                 }
+                self.has_ended |= matches!(event, Event::Ended(_));
                 self.is_starting &= !matches!(event, Event::Started { .. } | Event::NotStarted { .. });
                 Some(event)
             }
@@ -216,6 +228,11 @@ impl Keeper {
         if self.gone || self.is_starting { self.own_children().without(&self.kin) } else { Tree::below(self.pid) }
     }
 
+    /// How many of the command's tree live.
+    pub fn count(&self) -> usize {
+        self.tree().count(self.first.filter(|_| self.has_ended && !self.gone))
+    }
+
     /// Whether `pid` is the command's first process.
     pub fn is_first(&self, pid: Pid) -> bool {
         self.first.map_or_else(|| child::parent_of(pid) == Some(self.pid), |first| pid == first)
@@ -239,19 +256,14 @@ impl AsFd for Keeper {
     }
 }
 
-/// Waits for the end of the keeper `pid`, which is about to end, and reaps it with all that fell to us through it; until
-/// `by` at most. Not every PID 1 of a container reaps what others leave.
-pub fn bury(pid: Pid, by: Boot) {
+/// Reaps the keeper `pid`, which was let go, and all that fell to us through it: not every PID 1 of a container reaps
+/// what others leave. Whether the keeper is gone; SIGCHLD comes when it is.
+pub fn bury(pid: Pid) -> bool {
     let mut is_gone = false;
-    loop {
-        while let Some((reaped, _)) = sys::wait_child(None, WaitPidFlag::WEXITED) {
-            is_gone |= reaped == pid;
-        }
-        if is_gone || Boot::now() >= by {
-            return;
-        }
-        thread::sleep(Duration::from_millis(1));
+    while let Some((reaped, _)) = sys::wait_child(None, WaitPidFlag::WEXITED) {
+        is_gone |= reaped == pid;
     }
+    is_gone
 }
 
 fn failed(error: impl Into<io::Error>) -> Error {
@@ -325,11 +337,10 @@ enum Received<T> {
 }
 
 fn receive<T: DeserializeOwned>(socket: &OwnedFd) -> Received<T> {
-    let mut buffer = vec![0; LONGEST_MESSAGE];
     loop {
-        return match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) {
-            Ok(0) => Received::End,
-            Ok(length) => match serde_json::from_slice(&buffer[..length]) {
+        return match receive_bytes(socket) {
+            Ok(bytes) if bytes.is_empty() => Received::End,
+            Ok(bytes) => match serde_json::from_slice(&bytes) {
                 Ok(message) => Received::Message(message),
                 Err(_) => continue,
             },
@@ -339,6 +350,15 @@ fn receive<T: DeserializeOwned>(socket: &OwnedFd) -> Received<T> {
             Err(_) => Received::End,
         };
     }
+}
+
+/// The next message, in a buffer of its own size: an environment may be long, and all others are short.
+fn receive_bytes(socket: &OwnedFd) -> Result<Vec<u8>, Errno> {
+    let look = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC;
+    let mut bytes = vec![0; recv(socket.as_raw_fd(), &mut [], look)?];
+    let length = recv(socket.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT)?;
+    bytes.truncate(length);
+    Ok(bytes)
 }
 
 fn transmit<T: Serialize>(socket: &OwnedFd, message: &T) -> io::Result<()> {

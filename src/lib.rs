@@ -112,7 +112,7 @@ fn told(error: &anyhow::Error) -> Exit {
 
 /// A last line, that no stuck stderr holds up.
 fn say(line: &str) {
-    let voice = Voice::start(Output::default()).unwrap_or_else(|_| Voice::direct(Output::default()));
+    let voice = Voice::threaded(Output::default());
     voice.say(line);
     voice.finish(LAST_WORDS);
 }

@@ -31,12 +31,14 @@ use crate::report::{self, Outcome, Report, ReportFile, Voice, Who};
 use crate::settings::{Command, RunSettings, Settings, Wait};
 use crate::signal::Signals;
 use crate::store::{self, Cancel};
+use crate::sys;
 
 use event_loop::EventLoop;
 use next::{Manner, Run};
 use worker::Work;
 
-/// How long the last lines may take: a stuck stderr must not keep rlock.
+/// How long the last lines may take, and the last request of a run that cannot begin: neither a stuck stderr nor a store
+/// must keep rlock.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Runs the command under the lock. An error is what kept it from being asked for.
@@ -70,6 +72,7 @@ fn start<'a>(settings: &'a Settings, run: &'a RunSettings) -> anyhow::Result<Eve
         Command::Shell(line) => Program::shell(line.clone())?,
         Command::Argv(words) => Program::find(words.clone())?,
     };
+    sys::share_heap();
     let signals = Signals::block_all()?;
     let cancel = Cancel::new().context(Error::Os("cannot open a descriptor".into()))?;
     let mut store = store::open(&settings.store.url, settings.store.password_file.as_deref(), &cancel);
@@ -80,8 +83,7 @@ fn start<'a>(settings: &'a Settings, run: &'a RunSettings) -> anyhow::Result<Eve
     let keep = store.enrol(claim).map(|fd| fd.as_raw_fd()).into_iter().collect();
     let spec = Spec { program: program.clone(), at_entry: signals.at_entry(), signal: run.signal, keep };
     let keeper = Keeper::fork(spec)?;
-    let no_thread = || Error::Os("cannot start a thread; see ulimit -u".into());
-    let voice = Voice::start(settings.output).with_context(no_thread)?;
+    let voice = Voice::threaded(settings.output);
     if settings.store.unconfigured {
         voice.say(&report::unconfigured(&store.name()));
     }
@@ -106,7 +108,13 @@ fn start<'a>(settings: &'a Settings, run: &'a RunSettings) -> anyhow::Result<Eve
     let store_timeout = settings.store.timeout;
     let work = Work { store, key: run.key.clone(), ask, ttl: run.ttl, delay, wait, store_timeout };
     let began = Boot::now() + delay;
-    let worker = worker::start(work, cancel).with_context(no_thread)?;
+    let worker =
+        worker::start(work, cancel).with_context(|| Error::Os("cannot start a thread; see ulimit -u".into()))?;
+    // It makes ready while the store is asked.
+    if let Err(error) = keeper.wait_ready() {
+        worker.give_up(Boot::now() + LAST_WORDS);
+        return Err(error.into());
+    }
     let plan = Plan { ttl: run.ttl, grace: run.grace, on_lost: run.on_lost };
     let RunSettings { signal, forward, max_runtime, hold_at_least, .. } = *run;
     let state = Run::new(Manner { plan, signal, forward, max_runtime, hold_at_least });

@@ -22,6 +22,10 @@ pub const REFRESH: Duration = Duration::from_secs(1);
 /// of a lease of hours.
 pub const LONGEST_LISTEN: Duration = Duration::from_secs(10);
 
+/// When a holder begins to listen for a call, after the grant: a command that is over before then is released on a
+/// connection that nothing waits on. A call that comes earlier is kept, and heard then.
+pub const LISTEN_AFTER: Duration = Duration::from_millis(100);
+
 /// How long a waiter counts after its last ask. However many waiters died, the next live one has the key within
 /// heartbeat + window + refresh = 14 s.
 pub const HEARTBEAT: Duration = Duration::from_secs(10);

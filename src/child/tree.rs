@@ -107,9 +107,10 @@ impl Tree {
         left
     }
 
-    /// How many live now. None only when it is certain that nobody does.
-    pub fn count(&self) -> usize {
-        let mut sight = Sight::default();
+    /// How many live now. None only when it is certain that nobody does. Where the one that is known to be `dead`, and
+    /// is not reaped, is the only one who is, a single look is enough.
+    pub fn count(&self, dead: Option<Pid>) -> usize {
+        let mut sight = Sight { dead: dead.map(|dead| HashSet::from([dead])), ..Sight::default() };
         for _ in 0..MOST_LOOKS {
             let left = self.send_all(0, &mut sight);
             if sight.is_whole || !left.is_empty() {

@@ -202,9 +202,14 @@ impl Serve {
         let _ = dup2_stderr(quiet);
     }
 
+    /// The first process goes first: rlock waits for the news of it.
     fn look_after_children(&mut self) {
-        self.tree.reap();
         self.hear_of_the_start();
+        self.look_after_first();
+        self.tree.reap();
+    }
+
+    fn look_after_first(&mut self) {
         let Some(First { pid, life: Life::Running }) = self.first else {
             return;
         };

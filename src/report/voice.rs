@@ -1,9 +1,9 @@
 //! rlock's words on stderr, one line an event.
 
-use std::io::{self, IsTerminal as _, Stderr, Write};
+use std::io::{IsTerminal as _, Stderr, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
 
@@ -23,7 +23,15 @@ pub struct Voice {
 #[derive(Clone)]
 enum To {
     Here(Arc<Mutex<Pen<Stderr>>>),
-    Thread { said: Sender<Said>, kept: Arc<AtomicUsize> },
+    Thread(Arc<Thread>),
+}
+
+/// The thread that writes. Most runs say nothing, so it begins with the first line.
+struct Thread {
+    said: Sender<Said>,
+    /// Until it has begun.
+    heard: Mutex<Option<Receiver<Said>>>,
+    kept: Arc<AtomicUsize>,
 }
 
 enum Said {
@@ -38,27 +46,11 @@ impl Voice {
         Self { output, to: To::Here(Arc::new(Mutex::new(Pen::new(std::io::stderr())))) }
     }
 
-    /// A voice that never blocks: a thread of its own writes. To be called after the last fork.
-    pub fn start(output: Output) -> io::Result<Self> {
+    /// A voice that never blocks: a thread of its own writes. Nothing is to be said before the last fork.
+    pub fn threaded(output: Output) -> Self {
         let (said, heard) = mpsc::channel();
-        let kept = Arc::new(AtomicUsize::new(0));
-        let written = Arc::clone(&kept);
-        Builder::new().name("voice".into()).spawn(move || {
-            let mut pen = Pen::new(std::io::stderr());
-            for said in heard {
-                match said {
-                    Said::Line(line) => pen.line(&line),
-                    Said::Live(line) => pen.live(&line),
-                    Said::Flush(done) => {
-                        pen.clear();
-                        // Whoever asked may have given up.
-                        let _ = done.send(());
-                    }
-                }
-                written.fetch_sub(1, Ordering::Relaxed);
-            }
-        })?;
-        Ok(Self { output, to: To::Thread { said, kept } })
+        let thread = Thread { said, heard: Mutex::new(Some(heard)), kept: Arc::default() };
+        Self { output, to: To::Thread(Arc::new(thread)) }
     }
 
     /// How rlock was told to speak.
@@ -99,6 +91,11 @@ impl Voice {
 
     /// Waits until everything said is written, at most `within`, and removes the live line.
     pub fn finish(&self, within: Duration) {
+        if let To::Thread(thread) = &self.to
+            && !thread.has_begun()
+        {
+            return;
+        }
         let (done, flushed) = mpsc::channel();
         self.pass(Said::Flush(done));
         // A stderr that takes nothing is left behind.
@@ -107,27 +104,48 @@ impl Voice {
 
     fn pass(&self, what: Said) {
         match &self.to {
-            To::Here(pen) => {
-                let mut pen = pen.lock().unwrap_or_else(PoisonError::into_inner);
-                match what {
-                    Said::Line(line) => pen.line(&line),
-                    Said::Live(line) => pen.live(&line),
-                    Said::Flush(done) => {
-                        pen.clear();
-                        let _ = done.send(());
-                    }
-                }
-            }
-            To::Thread { said, kept } => {
-                let is_flush = matches!(what, Said::Flush(_));
-                if kept.fetch_add(1, Ordering::Relaxed) >= MOST_KEPT && !is_flush {
-                    kept.fetch_sub(1, Ordering::Relaxed);
-                    return;
-                }
-                // It fails only where the thread is gone, and then nobody can be told.
-                let _ = said.send(what);
-            }
+            To::Here(pen) => pen.lock().unwrap_or_else(PoisonError::into_inner).put(what),
+            To::Thread(thread) => thread.pass(what),
         }
+    }
+}
+
+impl Thread {
+    fn heard(&self) -> MutexGuard<'_, Option<Receiver<Said>>> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has_begun(&self) -> bool {
+        self.heard().is_none()
+    }
+
+    fn pass(&self, what: Said) {
+        if let Some(heard) = self.heard().take() {
+            self.begin(heard);
+        }
+        let is_flush = matches!(what, Said::Flush(_));
+        if self.kept.fetch_add(1, Ordering::Relaxed) >= MOST_KEPT && !is_flush {
+            self.kept.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        // Where there is no thread the line must be said here, even if stderr blocks: there is a keeper for that case.
+        if let Err(unheard) = self.said.send(what) {
+            self.kept.fetch_sub(1, Ordering::Relaxed);
+            Pen::new(std::io::stderr()).put(unheard.0);
+        }
+    }
+
+    /// Without a thread the receiver is dropped, and every line comes back.
+    fn begin(&self, heard: Receiver<Said>) {
+        let written = Arc::clone(&self.kept);
+        let write = move || {
+            let mut pen = Pen::new(std::io::stderr());
+            for said in heard {
+                pen.put(said);
+                written.fetch_sub(1, Ordering::Relaxed);
+            }
+        };
+        let _ = Builder::new().name("voice".into()).spawn(write);
     }
 }
 
@@ -144,6 +162,18 @@ struct Pen<W> {
 impl<W: Write> Pen<W> {
     fn new(to: W) -> Self {
         Self { to, is_live: false }
+    }
+
+    fn put(&mut self, what: Said) {
+        match what {
+            Said::Line(line) => self.line(&line),
+            Said::Live(line) => self.live(&line),
+            Said::Flush(done) => {
+                self.clear();
+                // Whoever asked may have given up.
+                let _ = done.send(());
+            }
+        }
     }
 
     fn line(&mut self, line: &str) {

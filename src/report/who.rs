@@ -1,6 +1,7 @@
 //! Who stands behind a claim, for people: the members of its record.
 
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::path::Path;
 use std::sync::mpsc;
 use std::thread::Builder;
@@ -13,6 +14,9 @@ use serde_json::{Map, Value};
 use crate::settings::Command;
 use crate::store::LONGEST_RECORD;
 use crate::text::{cut, shown};
+
+/// The host's own list of users, which nearly always has the name: only what is not in it costs a thread.
+const PASSWD: &str = "/etc/passwd";
 
 /// How long the look-up of a user's name may take: it can ask a directory server that is down.
 const LOOK_UP: Duration = Duration::from_millis(300);
@@ -36,7 +40,7 @@ pub struct Who {
 }
 
 impl Who {
-    /// This process, which is to run `command`. Starts a thread, so it comes after the last fork.
+    /// This process, which is to run `command`. It may start a thread, so it comes after the last fork.
     pub fn here(command: &Command, label: Option<&str>) -> Self {
         Self {
             host: gethostname().ok().map(|host| lossy(&host)),
@@ -111,6 +115,21 @@ fn program(command: &Command) -> String {
 
 fn user() -> String {
     let uid = Uid::effective();
+    fs::read(PASSWD).ok().and_then(|text| name_in(&text, uid)).unwrap_or_else(|| looked_up(uid))
+}
+
+/// The name that the host's own list of users gives to `uid`.
+fn name_in(passwd: &[u8], uid: Uid) -> Option<String> {
+    let number = uid.to_string();
+    passwd.split(|byte| *byte == b'\n').find_map(|line| {
+        let mut fields = line.split(|byte| *byte == b':');
+        let name = fields.next().filter(|name| !name.is_empty())?;
+        (fields.nth(1)? == number.as_bytes()).then(|| String::from_utf8_lossy(name).into_owned())
+    })
+}
+
+/// The name that the system's other sources give to `uid`, or the number.
+fn looked_up(uid: Uid) -> String {
     let (found, name) = mpsc::channel();
     // Where there can be no thread the number must do.
     let _ = Builder::new().spawn(move || {
@@ -165,6 +184,15 @@ mod tests {
         assert!(here.host.is_some_and(|host| !host.is_empty()) && here.user.is_some_and(|user| !user.is_empty()));
         assert_eq!(program(&Command::Shell("secret".into())), "sh");
         assert_eq!(program(&Command::Argv(vec!["/".into()])), "/");
+    }
+
+    #[test]
+    fn a_name_is_found_by_its_number() {
+        let passwd = b"root:x:0:0:root:/root:/bin/sh\n#:\n:x:7:7\n1000\nme:x:1000:0::/home/me:/bin/sh\nyou:x:1000:0";
+        let name = |uid| name_in(passwd, Uid::from_raw(uid));
+        assert_eq!((name(0), name(1000)), (Some("root".into()), Some("me".into())));
+        assert_eq!((name(7), name(100), name_in(b"", Uid::from_raw(0))), (None, None, None));
+        assert!(!looked_up(Uid::effective()).is_empty());
     }
 
     proptest! {

@@ -105,9 +105,7 @@ impl<'a> EventLoop<'a> {
     pub(super) fn run(&mut self) -> anyhow::Result<Exit> {
         loop {
             if let Some(exit) = self.exit {
-                if let Some(pid) = self.leaving {
-                    keeper::bury(pid, Boot::now() + BURIAL);
-                }
+                self.bury_keeper(Boot::now() + BURIAL);
                 self.account.exits(exit);
                 return Ok(exit);
             }
@@ -118,6 +116,17 @@ impl<'a> EventLoop<'a> {
             self.feed(Input::Tick);
             self.hear_signals();
             self.hear_worker();
+        }
+    }
+
+    /// Waits for the keeper's end, until `by` at most.
+    fn bury_keeper(&self, by: Boot) {
+        let Some(pid) = self.leaving else { return };
+        while !keeper::bury(pid) && Boot::now() < by {
+            let left = PollTimeout::try_from(by.left()).unwrap_or(PollTimeout::MAX);
+            // A failure is a turn for nothing.
+            let _ = poll(&mut [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)], left);
+            while self.signals.read().is_some() {}
         }
     }
 
@@ -311,7 +320,7 @@ impl<'a> EventLoop<'a> {
                 return Some(Input::Killed { all: left.is_empty() });
             }
             Do::Count => {
-                let count = self.keeper.as_ref().map_or(0, |keeper| keeper.tree().count());
+                let count = self.keeper.as_ref().map_or(0, Keeper::count);
                 self.account.counted(count);
                 return Some(Input::Left(count));
             }
@@ -339,12 +348,13 @@ impl<'a> EventLoop<'a> {
         None
     }
 
+    /// The release first: others wait for it, and there is nobody left for the keeper to end.
     fn let_go(&mut self, order: Order) {
+        self.worker.order(order);
         if let Some(keeper) = self.keeper.take() {
             self.leaving = Some(keeper.done());
         }
         self.account.over();
-        self.worker.order(order);
     }
 
     fn environment(&self) -> Environment {

@@ -51,6 +51,11 @@ fn keep(worker: &mut Worker, grant: Grant) -> Order {
     let mut round_trips = vec![worker.work.store.round_trip()];
     let mut clock = StoreClock::default();
     watch(worker, &mut clock, grant.sent);
+    if worker.sleep(pace.due().min(Boot::now() + timing::LISTEN_AFTER)).is_err()
+        && let Some(order) = worker.interrupted()
+    {
+        return order;
+    }
     loop {
         let rested = rest(worker, &mut pace);
         let tried = rested.and_then(|()| renew_once(worker, &mut pace, &renew));

@@ -115,6 +115,12 @@ impl Handle {
         self.cancel.fire();
     }
 
+    /// Has it leave the queue or release, and waits for that until `by`.
+    pub(super) fn give_up(&self, by: Boot) {
+        self.order(Order::Release { by, keep_until: None });
+        while self.news.recv_timeout(by.left()).is_ok() {}
+    }
+
     /// The next word: `Ok(None)` if there is none now, an error if the thread is gone and all was read.
     pub(super) fn next(&self) -> Result<Option<News>, ThreadGone> {
         match self.news.try_recv() {

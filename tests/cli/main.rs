@@ -52,7 +52,6 @@ mod local {
     pub(crate) type Stage = crate::rlock::Stage<crate::rlock::Directory>;
 
     mod bounds;
-    /// What only the local store can do: its directory, and how it hears of deaths.
     /// What is done to the directory: a full disk, limits, removal, another boot.
     mod damage;
     /// What only the local store can do: it hears of deaths.

@@ -39,7 +39,9 @@ pub(crate) fn main(words: &[OsString]) -> ExitCode {
 
 fn start(signals: &Signals, argv: Vec<OsString>) -> Result<Keeper, Error> {
     let program = Program::find(argv)?;
-    Keeper::fork(Spec { program, at_entry: signals.at_entry(), signal: libc::SIGTERM, keep: Vec::new() })
+    let keeper = Keeper::fork(Spec { program, at_entry: signals.at_entry(), signal: libc::SIGTERM, keep: Vec::new() })?;
+    keeper.wait_ready()?;
+    Ok(keeper)
 }
 
 struct Parent {
@@ -105,7 +107,10 @@ impl Parent {
             }
             "done" => {
                 let keeper = self.keeper.take().unwrap().done();
-                rlock::keeper::bury(keeper, Boot::now() + Duration::from_secs(5));
+                let by = Boot::now() + Duration::from_secs(5);
+                while !rlock::keeper::bury(keeper) && Boot::now() < by {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
                 return Some(ExitCode::SUCCESS);
             }
             _ => panic!("unknown order: {line:?}"),
