@@ -33,9 +33,6 @@ use crate::lease::Instants;
 use crate::signal::AtEntry;
 use crate::sys;
 
-/// The longest message: more than a socket takes at once.
-const LONGEST_MESSAGE: usize = 256 * 1024;
-
 /// How long a new keeper may take to be ready, in milliseconds.
 const READY_WITHIN_MS: u16 = 5000;
 
@@ -325,11 +322,10 @@ enum Received<T> {
 }
 
 fn receive<T: DeserializeOwned>(socket: &OwnedFd) -> Received<T> {
-    let mut buffer = vec![0; LONGEST_MESSAGE];
     loop {
-        return match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) {
-            Ok(0) => Received::End,
-            Ok(length) => match serde_json::from_slice(&buffer[..length]) {
+        return match receive_bytes(socket) {
+            Ok(bytes) if bytes.is_empty() => Received::End,
+            Ok(bytes) => match serde_json::from_slice(&bytes) {
                 Ok(message) => Received::Message(message),
                 Err(_) => continue,
             },
@@ -339,6 +335,15 @@ fn receive<T: DeserializeOwned>(socket: &OwnedFd) -> Received<T> {
             Err(_) => Received::End,
         };
     }
+}
+
+/// The next message, which is as long as it says: most are far shorter than the longest. Empty at the end.
+fn receive_bytes(socket: &OwnedFd) -> nix::Result<Vec<u8>> {
+    let peek = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC;
+    let mut bytes = vec![0; recv(socket.as_raw_fd(), &mut [], peek)?];
+    let length = recv(socket.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT)?;
+    bytes.truncate(length);
+    Ok(bytes)
 }
 
 fn transmit<T: Serialize>(socket: &OwnedFd, message: &T) -> io::Result<()> {

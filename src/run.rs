@@ -79,7 +79,7 @@ fn start<'a>(settings: &'a Settings, run: &'a RunSettings) -> anyhow::Result<Eve
     let keep = store.enrol(claim).map(|fd| fd.as_raw_fd()).into_iter().collect();
     let spec = Spec { program: program.clone(), at_entry: signals.at_entry(), signal: run.signal, keep };
     let keeper = Keeper::fork(spec)?;
-    let no_thread = || Error::Os("cannot start a thread; see ulimit -u".into());
+    let no_thread = || Error::Os("cannot start a thread (see ulimit -u and -v)".into());
     let voice = Voice::start(settings.output).with_context(no_thread)?;
     if settings.store.unconfigured {
         voice.say(&report::unconfigured(&store.name()));

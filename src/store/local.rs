@@ -16,6 +16,7 @@ use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
@@ -233,8 +234,11 @@ impl Local {
             return Ok(boot.clone());
         }
         let path = "/proc/sys/kernel/random/boot_id";
-        let boot = fs::read_to_string(path)
-            .map_err(|error| Trouble::Config(format!("cannot tell one boot from another: {path}: {error}")))?;
+        let boot = fs::read_to_string(path).map_err(|error| {
+            let errno = Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO));
+            let none = || Trouble::Config(format!("cannot tell one boot from another: {path}: {error}"));
+            Trouble::of_os(&self.address, "cannot tell one boot from another", errno).unwrap_or_else(none)
+        })?;
         Ok(self.boot.insert(boot.trim().to_owned()).clone())
     }
 
