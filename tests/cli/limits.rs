@@ -76,14 +76,13 @@ fn out_of_descriptors() {
 #[test]
 fn out_of_processes() {
     assert!(geteuid().is_root(), "this test must run as root: the limit is one of another user");
-    let stage = Stage::new();
-    let stage_dir = stage.dir.path();
-    fs::set_permissions(stage_dir, Permissions::from_mode(0o777)).unwrap();
-    fs::copy(env!("CARGO_BIN_EXE_rlock"), stage.path("rlock")).unwrap();
     let worked: Vec<u64> = (1..=8)
         .filter(|limit| {
             // Nobody else is this user, not even the run before: the kernel counts the dead a little longer.
             let user = 64_400 + u32::try_from(*limit).unwrap() + if Stage::hears_of_death() { 10 } else { 0 };
+            let stage = Stage::new();
+            fs::set_permissions(stage.dir.path(), Permissions::from_mode(0o777)).unwrap();
+            fs::copy(env!("CARGO_BIN_EXE_rlock"), stage.path("rlock")).unwrap();
             give_store(&stage, user);
             let (id, limits) = (format!("--reuid={user}"), format!("--nproc={limit}"));
             let words = ["setpriv", &id, "--clear-groups", "prlimit", &limits];
