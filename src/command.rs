@@ -92,7 +92,7 @@ impl Desk {
                 Err(Trouble::Interrupted) => return Err(Interrupted.into()),
                 Err(trouble) => trouble,
             };
-            let may_pass = matches!(trouble, Trouble::Unknown(_) | Trouble::Later(_));
+            let may_pass = matches!(trouble, Trouble::Unknown(_) | Trouble::Later(_) | Trouble::Os(_));
             if !may_pass || end.left() <= pause {
                 return Err(store_error(&trouble, most).into());
             }

@@ -352,10 +352,10 @@ fn receive<T: DeserializeOwned>(socket: &OwnedFd) -> Received<T> {
     }
 }
 
-/// The next message, in a buffer of its own size: an environment may be long, and all others are short.
-fn receive_bytes(socket: &OwnedFd) -> Result<Vec<u8>, Errno> {
-    let look = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC;
-    let mut bytes = vec![0; recv(socket.as_raw_fd(), &mut [], look)?];
+/// The next message, which is as long as it says: most are far shorter than the longest. Empty at the end.
+fn receive_bytes(socket: &OwnedFd) -> nix::Result<Vec<u8>> {
+    let peek = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC;
+    let mut bytes = vec![0; recv(socket.as_raw_fd(), &mut [], peek)?];
     let length = recv(socket.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT)?;
     bytes.truncate(length);
     Ok(bytes)

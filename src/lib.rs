@@ -69,8 +69,12 @@ use settings::{Output, Settings, Task};
 /// How long the last words may take, should nobody read them.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// The last line of an rlock that has no memory left; its keeper ends what it ran.
+const OUT_OF_MEMORY: &str = "rlock: out of memory: a command that ran is ended, a lock that was held lapses with its lease (see ulimit -v, -d)\n";
+
 /// Does what the command line says, and how it ended.
 pub fn main(words: impl IntoIterator<Item = OsString>) -> Exit {
+    sys::keep_reserve(OUT_OF_MEMORY, exit::OS.into());
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
         let payload = panic.payload();

@@ -108,8 +108,8 @@ fn start<'a>(settings: &'a Settings, run: &'a RunSettings) -> anyhow::Result<Eve
     let store_timeout = settings.store.timeout;
     let work = Work { store, key: run.key.clone(), ask, ttl: run.ttl, delay, wait, store_timeout };
     let began = Boot::now() + delay;
-    let worker =
-        worker::start(work, cancel).with_context(|| Error::Os("cannot start a thread; see ulimit -u".into()))?;
+    let worker = worker::start(work, cancel)
+        .with_context(|| Error::Os("cannot start a thread (see ulimit -u and -v)".into()))?;
     // It makes ready while the store is asked.
     if let Err(error) = keeper.wait_ready() {
         worker.give_up(Boot::now() + LAST_WORDS);

@@ -14,6 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::claim::{Answer, Ask, ClaimId, Condemnation, Dropped, Entry, Renew, Renewal};
@@ -144,6 +145,8 @@ pub enum Trouble {
     Unknown(String),
     /// The store answered that it cannot do this just now; nothing was done. Asking again may help.
     Later(String),
+    /// This host has no more of what it takes (descriptors, memory, threads); nothing was done. Asking again may help.
+    Os(String),
     /// It was done, but fewer replicas have it in time than [`Store::need_replicas`] asks for.
     TooFew(String),
     /// The login or a right is missing; the text says what to add.
@@ -154,12 +157,27 @@ pub enum Trouble {
     Interrupted,
 }
 
+impl Trouble {
+    /// This host's refusal to do `what` for the store called `name`, if `errno` is one that says so.
+    fn of_os(name: &impl fmt::Display, what: &str, errno: Errno) -> Option<Self> {
+        let limits = match errno {
+            Errno::EMFILE | Errno::ENFILE => "ulimit -n",
+            Errno::EAGAIN | Errno::ENOMEM => "ulimit -u and -v",
+            _ => return None,
+        };
+        Some(Self::Os(format!("{name}: {what}: {} (see {limits})", io::Error::from(errno))))
+    }
+}
+
 impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unknown(text) | Self::Later(text) | Self::TooFew(text) | Self::Refused(text) | Self::Config(text) => {
-                f.write_str(text)
-            }
+            Self::Unknown(text)
+            | Self::Later(text)
+            | Self::Os(text)
+            | Self::TooFew(text)
+            | Self::Refused(text)
+            | Self::Config(text) => f.write_str(text),
             Self::Interrupted => f.write_str("interrupted"),
         }
     }

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "this is the one place for it")]
 
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
@@ -9,7 +10,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use libc::{c_int, c_uint};
 use nix::sys::signal::SigSet;
@@ -234,6 +236,84 @@ pub fn shared_words() -> io::Result<&'static [AtomicU64; 2]> {
     }
     // SAFETY: the page is zeroed, aligned, large enough and never unmapped, and is only used through atomics.
     Ok(unsafe { &*page.cast::<[AtomicU64; 2]>() })
+}
+
+/// How much address space is set aside for the day when there is no more, in bytes: far more than rlock takes after its
+/// start, so that a lock that is held can be released and a command ended.
+const RESERVE_SIZE: usize = 2 << 20;
+
+static RESERVE: AtomicPtr<libc::c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// The line to say, and the code to end with, when there is no memory at all.
+static LAST_WORD: OnceLock<(&str, i32)> = OnceLock::new();
+
+/// The system's memory and, when that is out, what [`keep_reserve`] has set aside. When that is out too the process ends
+/// with a last word: the standard way is to abort.
+struct Memory;
+
+#[global_allocator]
+static MEMORY: Memory = Memory;
+
+impl Memory {
+    fn get(ask: impl Fn() -> *mut u8) -> *mut u8 {
+        let got = ask();
+        if !got.is_null() {
+            return got;
+        }
+        let reserve = RESERVE.swap(ptr::null_mut(), Ordering::Relaxed);
+        if !reserve.is_null() {
+            // SAFETY: the mapping is our own, nothing stands in it, and nobody else has taken its address.
+            unsafe { libc::munmap(reserve, RESERVE_SIZE) };
+        }
+        let got = ask();
+        if got.is_null()
+            && let Some((line, code)) = LAST_WORD.get()
+        {
+            // SAFETY: the call reads `line`, which is that long.
+            unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
+            exit_now(*code);
+        }
+        got
+    }
+}
+
+// SAFETY: every call is passed on as it came, and none is answered but by the system's allocator.
+unsafe impl GlobalAlloc for Memory {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as the caller has it.
+        Self::get(|| unsafe { System.alloc(layout) })
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as the caller has it.
+        Self::get(|| unsafe { System.alloc_zeroed(layout) })
+    }
+
+    unsafe fn realloc(&self, old: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: as the caller has it; where it fails, the old one still stands.
+        Self::get(|| unsafe { System.realloc(old, layout, size) })
+    }
+
+    unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
+        // SAFETY: as the caller has it.
+        unsafe { System.dealloc(old, layout) };
+    }
+}
+
+/// Sets the reserve aside, once; `line` is said, and `code` is the process's end, when that is used up too. It costs
+/// address space, no memory.
+pub fn keep_reserve(line: &'static str, code: i32) {
+    if LAST_WORD.set((line, code)).is_err() {
+        return;
+    }
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // Writable, since a limit may count only what is.
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new anonymous mapping touches no memory that is in use.
+    let page = unsafe { libc::mmap(ptr::null_mut(), RESERVE_SIZE, protection, flags, -1, 0) };
+    if page != libc::MAP_FAILED {
+        RESERVE.store(page, Ordering::Relaxed);
+    }
 }
 
 /// `fcntl`'s `F_SETSIG`, which the libc crate does not have.

@@ -42,6 +42,7 @@ pub fn store_error(trouble: &Trouble, within: Duration) -> Error {
         )),
         Trouble::Later(text) if is_local(text) => Error::Unavailable(format!("{text}; not done within {within}")),
         Trouble::Later(text) => Error::Unavailable(format!("{text}; not done within {within}, see to the server")),
+        Trouble::Os(text) => Error::Os(format!("{text}; not done within {within}")),
         Trouble::TooFew(text) => Error::Unavailable(text.clone()),
         Trouble::Refused(text) => Error::Refused(text.clone()),
         Trouble::Config(text) => Error::Config(text.clone()),

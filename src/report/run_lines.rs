@@ -78,6 +78,7 @@ pub fn removed(name: &str) -> String {
 pub fn silent(after: Duration, last: &Trouble) -> String {
     let text = last.to_string();
     let then = match last {
+        Trouble::Os(_) => "",
         _ if is_local(&text) => "",
         Trouble::Later(_) => ": see to the server",
         _ => ": see whether the server is up and can be reached",

@@ -13,7 +13,7 @@ use crate::lease::Loss;
 use crate::report::{self, HolderView, Outcome, Report, Voice, Waiting};
 use crate::settings::{RunSettings, Settings};
 use crate::signal;
-use crate::store::Look;
+use crate::store::{Look, Trouble};
 
 /// The account of one run.
 pub(super) struct Account<'a> {
@@ -140,6 +140,9 @@ impl<'a> Account<'a> {
                 return Exit::Code(self.run.busy_code);
             }
             End::Removed => (Outcome::Busy, self.run.busy_code, report::removed(key)),
+            End::Silent { after, last: last @ Trouble::Os(_) } => {
+                (Outcome::Failed, exit::OS, report::silent(after, &last))
+            }
             End::Silent { after, last } => (Outcome::Unavailable, exit::UNAVAILABLE, report::silent(after, &last)),
             End::TooFew(text) => (Outcome::Unavailable, exit::UNAVAILABLE, format!("{text}; not run")),
             End::Refused(text) => (Outcome::Refused, exit::REFUSED, text),

@@ -113,7 +113,7 @@ fn rest(worker: &mut Worker, pace: &mut Pace) -> Result<(), Trouble> {
             Ok(false) => {}
             Err(Trouble::Interrupted) => return Err(Trouble::Interrupted),
             // The store may have been started again without what it knew, and a call may have been lost.
-            Err(Trouble::Unknown(_) | Trouble::Later(_) | Trouble::TooFew(_)) => {
+            Err(Trouble::Unknown(_) | Trouble::Later(_) | Trouble::Os(_) | Trouble::TooFew(_)) => {
                 pace.unheard(Boot::now());
                 worker.sleep(pace.due())?;
             }

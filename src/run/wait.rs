@@ -215,10 +215,12 @@ impl Asking {
             Err(Trouble::Refused(text)) => Step::Over(self.leave(worker, End::Refused(text))),
             Err(Trouble::Config(text)) => Step::Over(self.leave(worker, End::Config(text))),
             Ok(_) => Step::Again,
-            Err(Trouble::Unknown(_) | Trouble::Later(_) | Trouble::TooFew(_)) => match worker.sleep(until) {
-                Ok(()) => Step::Again,
-                Err(_) => self.interrupted(worker),
-            },
+            Err(Trouble::Unknown(_) | Trouble::Later(_) | Trouble::Os(_) | Trouble::TooFew(_)) => {
+                match worker.sleep(until) {
+                    Ok(()) => Step::Again,
+                    Err(_) => self.interrupted(worker),
+                }
+            }
         }
     }
 

@@ -235,9 +235,10 @@ impl Local {
             return Ok(boot.clone());
         }
         let path = "/proc/sys/kernel/random/boot_id";
-        let boot = fs::read_to_string(path).map_err(|error| match error.raw_os_error().map(Errno::from_raw) {
-            Some(Errno::EMFILE) => self.address.failed("cannot tell one boot from another", Errno::EMFILE),
-            _ => Trouble::Config(format!("cannot tell one boot from another: {path}: {error}")),
+        let boot = fs::read_to_string(path).map_err(|error| {
+            let errno = Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO));
+            let none = || Trouble::Config(format!("cannot tell one boot from another: {path}: {error}"));
+            Trouble::of_os(&self.address, "cannot tell one boot from another", errno).unwrap_or_else(none)
         })?;
         Ok(self.boot.insert(boot.trim().to_owned()).clone())
     }

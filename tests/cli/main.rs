@@ -26,6 +26,8 @@ mod redis {
     mod kills;
     /// Renewal and release.
     mod lease;
+    /// Out of descriptors, of memory and of processes, at every step.
+    mod limits;
     /// What `inspect`, `list` and `ttl` show.
     mod looking;
     /// The lease is lost: replaced, condemned, frozen, cut off.
@@ -59,6 +61,7 @@ mod local {
     mod exit_codes;
     mod kills;
     mod lease;
+    mod limits;
     mod looking;
     mod passing;
     mod queue;

@@ -127,6 +127,9 @@ impl Address {
 
     /// What a failed call means for the operation.
     pub(super) fn failed(&self, what: &str, errno: Errno) -> Trouble {
+        if let Some(trouble) = Trouble::of_os(self, what, errno) {
+            return trouble;
+        }
         let desc = errno.desc();
         match errno {
             Errno::ENOSPC | Errno::EDQUOT => {

@@ -1,6 +1,6 @@
 //! From an address to a connection that is logged in and in its database, within one deadline.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -124,6 +124,10 @@ impl Dialer {
                 "{name} may not be opened by this user; join the group that owns the socket"
             ));
         }
+        let errno = Errno::from_raw(err.raw_os_error().unwrap_or_default());
+        if let Some(trouble) = Trouble::of_os(name, "cannot be reached", errno) {
+            return trouble;
+        }
         let err = RedisError::from(err);
         match Cut::of(&err) {
             Some(Cut::Cancelled) => Trouble::Interrupted,
@@ -202,6 +206,7 @@ fn look_up(
     match lookup.result.try_recv() {
         Ok(Ok(found)) if found.is_empty() => Err(no_host(&"the name has none")),
         Ok(Ok(found)) => Ok(found),
+        Ok(Err(err)) if err.raw_os_error().is_some() => Err(err),
         Ok(Err(err)) => Err(no_host(&err)),
         Err(_) => Err(no_host(&"the look-up failed")),
     }
@@ -214,7 +219,9 @@ impl Lookup {
         let fired = done.clone();
         std::thread::Builder::new().name("look-up".into()).spawn(move || {
             // Nobody may be there any more to hear of it.
-            let _ = sender.send((host.as_str(), port).to_socket_addrs().map(Iterator::collect));
+            let found = (host.as_str(), port).to_socket_addrs().map(Iterator::collect);
+            // A resolver that could open nothing says that there is no such name.
+            let _ = sender.send(found.map_err(|error| File::open("/dev/null").err().unwrap_or(error)));
             fired.fire();
         })?;
         Ok(Self { result, done })
