@@ -23,7 +23,7 @@ use self::folder::{Folder, Want, name_of};
 pub(super) use self::place::Address;
 use self::pulse::{Own, Pulse, Pulses};
 use self::record::{NEWER, Record};
-use super::{Can, Cancel, Foreign, Key, Limits, Listed, Look, Reply, Store, Trouble, glob};
+use super::{Can, Cancel, Find, Foreign, Key, Limits, Listed, Look, Reply, Store, Trouble, glob};
 use crate::claim::{Answer, Ask, ClaimId, Condemnation, Dropped, Entry, Event, Renew, Renewal, State, Step, What};
 use crate::clock::{self, Boot};
 use crate::timing;
@@ -362,13 +362,18 @@ impl Store for Local {
         Ok(found.map_or_else(|| Look { now_ms: clock::wall_ms(), ..Look::default() }, |(_, look)| look))
     }
 
-    fn list(&mut self, pattern: Option<&str>, step: Duration, each: &mut dyn FnMut(Listed) -> bool) -> Reply<()> {
-        for name in Folder::names(&self.address)? {
+    fn search(&mut self, pattern: Option<&str>, step: Duration, each: &mut dyn FnMut(Find) -> bool) -> Reply<()> {
+        let names = Folder::names(&self.address)?;
+        let all = names.len() as u64;
+        for (name, searched) in names.into_iter().zip(0..) {
+            if !each(Find::Searched(searched, Some(all))) {
+                break;
+            }
             let Some((key, look)) = self.look_in(&name, None, Boot::now() + step)? else { continue };
             let is_wanted = pattern.is_none_or(|pattern| glob::matches(pattern.as_bytes(), key.as_bytes()));
             let is_idle = look.is_free() && look.queue.is_empty();
             if let (true, false, Ok(key)) = (is_wanted, is_idle, Key::parse(&key))
-                && !each(Listed { key, look })
+                && !each(Find::Key(Box::new(Listed { key, look })))
             {
                 break;
             }
