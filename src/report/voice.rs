@@ -155,6 +155,10 @@ fn columns() -> usize {
 
 const PREFIX: &str = "rlock: ";
 
+/// Clears the line, and then what is below it, from its second column: some terminals keep in their history what is
+/// cleared from the first line's first.
+const WIPE: &str = "\r\x1b[K\x1b[C\x1b[J\r";
+
 /// Knows whether a live line stands on the terminal.
 struct Pen<W> {
     to: W,
@@ -200,7 +204,7 @@ impl<W: Write> Pen<W> {
     }
 
     fn write(&mut self, text: &str) {
-        let wipe = if self.is_live { "\r\x1b[J" } else { "" };
+        let wipe = if self.is_live { WIPE } else { "" };
         // One write, so that lines of several processes do not mix. There is nobody to tell where stderr fails.
         let _ = self.to.write_all(format!("{wipe}{text}").as_bytes());
     }
@@ -228,7 +232,7 @@ mod tests {
         pen.live("e");
         pen.clear();
         pen.clear();
-        let (off, on, wipe) = ("\x1b[?7l", "\x1b[?7h\r", "\r\x1b[J");
+        let (off, on, wipe) = ("\x1b[?7l", "\x1b[?7h\r", WIPE);
         assert_eq!(
             text(pen),
             format!("rlock: a\n{off}rlock: b\\n{on}{wipe}{off}rlock: c{on}{wipe}rlock: d\n{off}rlock: e{on}{wipe}")

@@ -153,6 +153,7 @@ impl Local {
         act: impl FnOnce(&mut Step<'_>) -> T,
         ends: impl FnOnce(&T) -> Option<ClaimId>,
     ) -> Reply<Done<T>> {
+        self.boot()?;
         let Some(folder) = Folder::lock(&self.address, &name_of(key), Want::Change, by, &self.cancel)? else {
             return Err(Trouble::Later(format!("{}: the directory cannot be made", self.address)));
         };
@@ -228,6 +229,7 @@ impl Local {
         Ok(if saved.boot == boot { saved } else { Saved::new(&boot, &saved.key, saved.state.number) })
     }
 
+    /// The name of this boot. To be read first while nothing else is open: descriptors may be few.
     fn boot(&mut self) -> Reply<String> {
         if let Some(boot) = &self.boot {
             return Ok(boot.clone());
@@ -240,6 +242,7 @@ impl Local {
 
     /// What stands in a directory, with its key; none where there is no record.
     fn look_in(&mut self, name: &str, key: Option<&Key>, by: Boot) -> Reply<Option<(String, Look)>> {
+        self.boot()?;
         let Some(folder) = Folder::lock(&self.address, name, Want::Look, by, &self.cancel)? else { return Ok(None) };
         let record = self.read(&folder, Want::Look)?;
         if record.is_missing() {

@@ -8,6 +8,7 @@
 mod rlock;
 #[path = "../store/servers.rs"]
 mod servers;
+mod tmux;
 
 /// On a Redis server.
 #[path = "."]
@@ -18,16 +19,20 @@ mod redis {
     mod chance;
     /// Codes and signals of the command, rlock's own codes, and `--report`.
     mod exit_codes;
-    /// Closed streams, limits, containers, nesting.
+    /// Limits, containers, nesting.
     mod hosts;
     /// SIGKILL and SIGSTOP of rlock, its keeper, its tree and of waiters.
     mod kills;
     /// Renewal and release.
     mod lease;
+    /// What a wait shows on a terminal.
+    mod live;
     /// What `inspect`, `list` and `ttl` show.
     mod looking;
     /// The lease is lost: replaced, condemned, frozen, cut off.
     mod lost;
+    /// A search of a large server.
+    mod many;
     /// `force-release` of a holder that lives.
     mod passing;
     /// Order, and what a wait says.
@@ -38,9 +43,11 @@ mod redis {
     mod server;
     /// Signals to rlock, to the command and to both; what is left after a stop signal.
     mod signals;
+    /// Streams that are closed, full or not read.
+    mod streams;
     /// Descriptors, environment, dispositions, secrets.
     mod surroundings;
-    /// Job control, the keyboard's signals, pagers and live lines on a real terminal.
+    /// Job control, the keyboard's signals and pagers on a real terminal.
     mod terminal;
 }
 
@@ -49,15 +56,21 @@ mod redis {
 mod local {
     pub(crate) type Stage = crate::rlock::Stage<crate::rlock::Directory>;
 
+    /// What shells complete.
+    mod completing;
     /// What only the local store can do: its directory, and how it hears of deaths.
     mod directory;
     mod exit_codes;
+    mod hosts;
     mod kills;
     mod lease;
+    mod live;
     mod looking;
     mod passing;
     mod queue;
     mod refused;
     mod signals;
+    mod streams;
     mod surroundings;
+    mod terminal;
 }
