@@ -605,7 +605,11 @@ _rlock_offer_keys() {
         [[ $key == "$typed"* ]] || continue
         case $cur in
             \'*) key=${key//"'"/"'\\''"} ;;
-            \"*) key=$(sed 's/[\\"$`]/\\&/g' <<<"$key") ;;
+            \"*)
+                for char in '\' '"' '$' '`'; do
+                    key=${key//"$char"/"\\$char"}
+                done
+                ;;
             *) printf -v key %q "$key" ;;
         esac
         COMPREPLY+=("${key#"$head"}")

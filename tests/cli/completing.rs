@@ -85,6 +85,7 @@ fn bash_completes_options_held_keys_and_the_command() {
             ("rlock run --o", "> rlock run --on-lost"),
             ("rlock run --on-lost=k", "> rlock run --on-lost=kill"),
             ("rlock inspect job:", r"backup   my\ key"),
+            ("rlock inspect \"q", r#"> rlock inspect "q\"uo\\te""#),
             ("rlock force-release -y i", r"> rlock force-release -y it\'s"),
             ("rlock run --config some", r"> rlock run --config some\ file"),
         ],
