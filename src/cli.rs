@@ -42,7 +42,7 @@ pub struct Global {
     /// others. It is taken where nothing names a store, and a line says so; RLOCK_URL=local: silences that line.
     /// A password is taken from RLOCK_URL or the file (redis://USER:PASSWORD@HOST) or from --password-file, and
     /// refused here, where every user of the host could read it.
-    #[arg(long, global = true, value_name = "URL", env = "RLOCK_URL", hide_env_values = true)]
+    #[arg(long, global = true, value_name = "URL", value_hint = ValueHint::Other, env = "RLOCK_URL", hide_env_values = true)]
     pub url: Option<OsString>,
     /// Whether the URL came from the environment.
     #[arg(skip)]
@@ -130,7 +130,7 @@ pub struct Run {
     #[arg(short = 'x', long, short_alias = 'e')]
     pub exclusive: bool,
     /// The exit code when the lock is busy [default: 75]
-    #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(short = 'E', long, value_name = "N", value_hint = ValueHint::Other, allow_negative_numbers = true)]
     pub conflict_exit_code: Option<String>,
     /// Do nothing, silently and with exit code 0, when the lock is held: -n -q -E 0, the form for cron
     #[arg(long, conflicts_with_all = ["wait", "conflict_exit_code"])]
@@ -139,7 +139,7 @@ pub struct Run {
     #[arg(long, value_name = "WHAT")]
     pub on_lost: Option<OnLost>,
     /// The first signal of --on-lost terminate [default: TERM]
-    #[arg(long, value_name = "SIGNAL")]
+    #[arg(long, value_name = "SIGNAL", value_hint = ValueHint::Other)]
     pub signal: Option<String>,
     /// The time between that signal and KILL, at most a third of the ttl [default: a sixth of the ttl, at most 5s]
     #[arg(long, value_name = "DUR", value_hint = ValueHint::Other, allow_negative_numbers = true)]
@@ -168,7 +168,7 @@ pub struct Run {
     #[arg(long, value_name = "TEXT", value_hint = ValueHint::Other)]
     pub label: Option<OsString>,
     /// Append the outcome as one line of JSON to a file, or write it to an open descriptor
-    #[arg(long, value_name = "FILE|fd:N")]
+    #[arg(long, value_name = "FILE|fd:N", value_hint = ValueHint::FilePath)]
     pub report: Option<OsString>,
     /// Do not forward signals to the command
     ///

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::claim::{Answer, Ask, ClaimId, Condemnation, Dropped, Entry, Renew, Renewal};
@@ -123,6 +124,11 @@ impl Cancel {
     pub fn fire(&self) {
         // It fails only where the counter is full, and then it has fired already.
         let _ = self.0.write(1);
+    }
+
+    /// Whether it has fired.
+    pub fn is_fired(&self) -> bool {
+        matches!(poll(&mut [PollFd::new(self.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO), Ok(1..))
     }
 
     /// Makes the store usable again.
@@ -234,6 +240,15 @@ pub struct Listed {
     pub look: Look,
 }
 
+/// What a search tells on its way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Find {
+    /// A key that somebody holds or waits for.
+    Key(Box<Listed>),
+    /// So many of the store's keys were looked through, about, and so many there are, if that is known.
+    Searched(u64, Option<u64>),
+}
+
 /// A store of claims. Requests end at `by`, an instant of the local clock, with or without an answer; a
 /// [`Trouble::Interrupted`] ends them sooner. Not shared between threads: each has a store of its own.
 pub trait Store: Send {
@@ -276,8 +291,17 @@ pub trait Store: Send {
     fn look(&mut self, key: &Key, by: Boot) -> Reply<Look>;
 
     /// Calls `each` with every key that `pattern` (a glob; none for all) matches and that somebody holds or waits
-    /// for, in no order, until it returns false. A step that takes longer than `step` without an answer ends it.
-    fn list(&mut self, pattern: Option<&str>, step: Duration, each: &mut dyn FnMut(Listed) -> bool) -> Reply<()>;
+    /// for, in no order, and with how far the search is, until it returns false. A step that takes longer than `step`
+    /// without an answer ends it.
+    fn search(&mut self, pattern: Option<&str>, step: Duration, each: &mut dyn FnMut(Find) -> bool) -> Reply<()>;
+
+    /// A search for the keys alone.
+    fn list(&mut self, pattern: Option<&str>, step: Duration, each: &mut dyn FnMut(Listed) -> bool) -> Reply<()> {
+        self.search(pattern, step, &mut |find| match find {
+            Find::Key(listed) => each(*listed),
+            Find::Searched(..) => true,
+        })
+    }
 
     /// Removes what is not rlock's, only if it is still what was shown. False where it has changed.
     fn remove_foreign(&mut self, key: &Key, shown: &Foreign, by: Boot) -> Reply<bool>;

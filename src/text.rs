@@ -3,6 +3,8 @@
 use std::fmt::Write as _;
 use std::time::{Duration, UNIX_EPOCH};
 
+use unicode_width::UnicodeWidthChar as _;
+
 /// The last millisecond that RFC 3339 can write, in the year 9999.
 const LAST_INSTANT_MS: u64 = 253_402_300_799_999;
 
@@ -87,6 +89,29 @@ pub fn cut(text: &str, most: usize) -> &str {
     &text[..end.unwrap_or_default()]
 }
 
+/// How many columns of a terminal `text` takes, by the measure that terminals have: each character by itself.
+pub fn columns(text: &str) -> usize {
+    text.chars().map(columns_of).sum()
+}
+
+/// `text`, cut to what takes at most `most` columns of a terminal.
+pub fn fitted(text: &str, most: usize) -> String {
+    if columns(text) <= most {
+        return text.to_owned();
+    }
+    let mut left = most.saturating_sub(columns_of('…'));
+    let fits = |c: &char| {
+        let rest = left.checked_sub(columns_of(*c));
+        left = rest.unwrap_or_default();
+        rest.is_some()
+    };
+    text.chars().take_while(fits).chain(['…'].into_iter().take(most)).collect()
+}
+
+fn columns_of(c: char) -> usize {
+    c.width().unwrap_or_default()
+}
+
 /// `text` as one word of a shell's command line.
 pub fn quoted(text: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"._:/@%+=,-".contains(&b);
@@ -155,6 +180,25 @@ mod tests {
         assert_eq!(shown("\x1b\x1b\x1b", 2), r"\x1b\x1b…");
         assert_eq!(cut("aüb", 2), "a");
         assert_eq!(cut("aüb", 9), "aüb");
+    }
+
+    #[test]
+    fn what_a_terminal_shows_is_cut_by_its_columns() {
+        assert_eq!((columns("job"), columns("鍵:備份"), columns("e\u{301}")), (3, 7, 1));
+        for (text, most, cut) in [
+            ("abcdef", 6, "abcdef"),
+            ("abcdefg", 6, "abcde…"),
+            ("鍵備份", 6, "鍵備份"),
+            ("鍵備份", 5, "鍵備…"),
+            ("鍵備份", 4, "鍵…"),
+            ("鍵備份", 2, "…"),
+            ("鍵備份", 1, "…"),
+            ("鍵備份", 0, ""),
+            ("e\u{301}e\u{301}e", 2, "e\u{301}…"),
+        ] {
+            assert_eq!(fitted(text, most), cut, "{text} in {most}");
+            assert!(columns(&fitted(text, most)) <= most);
+        }
     }
 
     #[test]

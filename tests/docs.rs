@@ -19,7 +19,7 @@ const COMPLETIONS: [(Shell, &str, &str); 3] = [
     (Shell::Fish, "completions/rlock.fish", "fish"),
 ];
 
-const ENVIRONMENT: [(&str, &str); 8] = [
+const ENVIRONMENT: [(&str, &str); 9] = [
     ("RLOCK_URL", "The store, where --url does not name it. May have a password."),
     ("RLOCK_CONFIG", "The file of defaults, where --config does not name it."),
     ("RLOCK_KEY", "Set for the command: what is locked."),
@@ -29,7 +29,8 @@ const ENVIRONMENT: [(&str, &str); 8] = [
       smaller one than it has seen is safe from a holder that was late.",
     ),
     ("RLOCK_CLAIM", "Set for the command: the claims that are held, the outermost first, each as id@key."),
-    ("TERM", "With dumb, the wait is told in single lines."),
+    ("TERM", "With dumb, or unset, what changes on a terminal is told in single lines, without colour."),
+    ("NO_COLOR", "When it is set and not empty, nothing has a colour."),
     ("COLUMNS", "The width of the help, where it does not go to a terminal."),
     ("PATH", "Where the command is looked for."),
 ];

@@ -7,13 +7,13 @@ use crate::claim::{ClaimId, Entry};
 use crate::error::Error;
 use crate::settings::DEFAULT_PATH;
 use crate::store::Trouble;
-use crate::text::{instant, quoted, short, short_ms, shown};
+use crate::text::{escape, fitted, instant, quoted, short, short_ms, shown};
 
 /// The longest part shown of a key.
 const MOST_SHOWN: usize = 120;
 
-/// The same where the line is to fit on a terminal: time, position and lease stay within 80 columns.
-const MOST_SHOWN_LIVE: usize = 16;
+/// The columns of a key where the line is to fit on a terminal: time, position and lease stay within 80.
+const MOST_SHOWN_LIVE: usize = 17;
 
 /// That the key is held, by whom, since when, and what is left of the lease. `now_ms` is the store's clock, or the
 /// nearest to it that is known.
@@ -92,10 +92,21 @@ pub struct Waiting {
     holder: Option<ClaimId>,
 }
 
+/// What is over sooner is not told.
+const FIRST: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
 impl Waiting {
-    /// Tells of the wait if it is time to. To be called after every answer of the store, about once a second.
+    /// When [`Self::tell`] has something new after so long, though nothing happens.
+    pub fn next(&self, voice: &Voice, waited: Duration) -> Option<Duration> {
+        if voice.output().quiet {
+            return None;
+        }
+        let is_due = self.told.is_none() || voice.can_be_live();
+        is_due.then(|| FIRST.max(Duration::from_secs(waited.as_secs() + 1)))
+    }
+
+    /// Tells of the wait if it is time to. To be called after every answer of the store, and about once a second.
     pub fn tell(
         &mut self,
         voice: &Voice,
@@ -105,10 +116,10 @@ impl Waiting {
         holders: &[Entry],
         now_ms: u64,
     ) {
-        if waited < Duration::from_secs(1) {
+        if waited < FIRST {
             return;
         }
-        if voice.has_terminal() {
+        if voice.can_be_live() {
             voice.live(&live_line(waited, key, position, holders, now_ms));
         } else if self.is_due(waited, holders.first().map(|holder| holder.id)) {
             voice.say_unless_quiet(&line(waited, key, position, holders, now_ms));
@@ -117,7 +128,7 @@ impl Waiting {
 
     fn is_due(&mut self, waited: Duration, holder: Option<ClaimId>) -> bool {
         let due = match self.told {
-            None => waited >= Duration::from_secs(1),
+            None => waited >= FIRST,
             Some(told) => waited >= next(told) || (holder != self.holder && waited >= told + MINUTE),
         };
         if due {
@@ -148,7 +159,7 @@ fn line(waited: Duration, key: &str, position: usize, holders: &[Entry], now_ms:
 
 /// The same for a terminal, whose width may cut it: what changes comes first, and a long key is cut.
 fn live_line(waited: Duration, key: &str, position: usize, holders: &[Entry], now_ms: u64) -> String {
-    let (key, waited) = (shown(key, MOST_SHOWN_LIVE), short(waited));
+    let (key, waited) = (fitted(&escape(key), MOST_SHOWN_LIVE), short(waited));
     let (lease, holder) = match holders.first() {
         Some(first) => (
             format!(", lease {} left", short_ms(first.until_ms.saturating_sub(now_ms))),
@@ -160,7 +171,7 @@ fn live_line(waited: Duration, key: &str, position: usize, holders: &[Entry], no
         ),
         None => (String::new(), "something that is not rlock's".into()),
     };
-    format!("waiting for `{key}` for {waited}, position {position}{lease}, held by {holder}")
+    format!("waited {waited} for `{key}`, position {position}{lease}, held by {holder}")
 }
 
 #[cfg(test)]
@@ -209,13 +220,16 @@ mod tests {
 
     #[test]
     fn a_waiting_line_on_a_terminal_begins_with_what_changes() {
-        let line = |key| live_line(Duration::from_secs(130), key, 2, &[entry(1, DB1)], 1_720_000);
+        let line = |key: &str| live_line(Duration::from_secs(130), key, 2, &[entry(1, DB1)], 1_720_000);
         assert_eq!(
             line("k"),
-            "waiting for `k` for 2m10s, position 2, lease 21s left, held by backup@db1 pid 4121 (pg_dump) for 12m"
+            "waited 2m10s for `k`, position 2, lease 21s left, held by backup@db1 pid 4121 (pg_dump) for 12m"
         );
-        let seen: String = format!("rlock: {}", line(&"x".repeat(512))).chars().take(79).collect();
-        assert!(seen.contains("position 2, lease 21s left"), "{seen}");
+        for key in ["x".repeat(512), "鍵".repeat(100), "\u{1b}".repeat(100)] {
+            let seen = fitted(&format!("rlock: {}", line(&key)), 80);
+            assert!(seen.contains("position 2, lease 21s left"), "{seen}");
+            assert!(fitted(&seen, 20).starts_with("rlock: waited 2m10s"), "{seen}");
+        }
     }
 
     #[test]

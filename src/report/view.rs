@@ -9,7 +9,7 @@ use super::Who;
 use crate::claim::{ClaimId, Entry};
 use crate::clock::ms;
 use crate::store::{Foreign, Look};
-use crate::text::{instant, short_ms, shown, shown_bytes};
+use crate::text::{columns, instant, short_ms, shown, shown_bytes};
 
 const MOST_SHOWN: usize = 120;
 
@@ -226,12 +226,12 @@ fn left(look: &Look) -> Option<Duration> {
 
 /// Rows in columns, two blanks between them.
 pub fn aligned(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |at: usize| rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count()).max();
-    let widths: Vec<usize> = (0..columns).map(|at| width(at).unwrap_or(0)).collect();
+    let most = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |at: usize| rows.iter().filter_map(|row| row.get(at)).map(|cell| columns(cell)).max();
+    let widths: Vec<usize> = (0..most).map(|at| width(at).unwrap_or(0)).collect();
     let line = |row: &Vec<String>| {
-        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        cells.join("  ").trim_end().to_owned() + "\n"
+        let padded = |(cell, width): (&String, &usize)| cell.clone() + &" ".repeat(width - columns(cell));
+        row.iter().zip(&widths).map(padded).collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
     };
     rows.iter().map(line).collect()
 }

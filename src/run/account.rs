@@ -25,11 +25,21 @@ pub(super) struct Account<'a> {
     /// Whether the command was started.
     pub(super) started: bool,
     waiting: Waiting,
+    /// What the store said last of a wait that goes on.
+    wait: Option<Wait>,
     /// Why the last renewal failed.
     trouble: Option<String>,
     /// What a loss was seen with.
     pub(super) seen: Option<Look>,
     is_closed: bool,
+}
+
+/// What a waiter was told.
+struct Wait {
+    position: usize,
+    holders: Vec<Entry>,
+    now_ms: u64,
+    at: Boot,
 }
 
 impl<'a> Account<'a> {
@@ -44,6 +54,7 @@ impl<'a> Account<'a> {
             granted: None,
             started: false,
             waiting: Waiting::default(),
+            wait: None,
             trouble: None,
             seen: None,
             is_closed: false,
@@ -58,10 +69,29 @@ impl<'a> Account<'a> {
         (self.report.outcome, self.report.why) = (outcome, Some(why));
     }
 
-    pub(super) fn waits(&mut self, position: usize, holders: &[Entry], now_ms: u64) {
-        let waited = Boot::now().since(self.began);
-        self.report.waited_ms = ms(waited);
-        self.waiting.tell(&self.voice, waited, self.key(), position, holders, now_ms);
+    pub(super) fn waits(&mut self, position: usize, holders: Vec<Entry>, now_ms: u64) {
+        self.report.waited_ms = ms(Boot::now().since(self.began));
+        self.wait = Some(Wait { position, holders, now_ms, at: Boot::now() });
+        self.tell();
+    }
+
+    /// Tells of the wait if it is time to. What the store said last goes on: leases run, the wait grows.
+    pub(super) fn tell(&mut self) {
+        let Some(Wait { position, holders, now_ms, at }) = &self.wait else { return };
+        let (now, key) = (Boot::now(), self.run.key.as_str());
+        let now_ms = now_ms + ms(now.since(*at));
+        self.waiting.tell(&self.voice, now.since(self.began), key, *position, holders, now_ms);
+    }
+
+    /// When [`Self::tell`] has something new though nothing happens.
+    pub(super) fn tell_at(&self) -> Option<Boot> {
+        self.wait.as_ref()?;
+        Some(self.began + self.waiting.next(&self.voice, Boot::now().since(self.began))?)
+    }
+
+    /// The wait is over, or about to be.
+    pub(super) fn waits_no_more(&mut self) {
+        self.wait = None;
     }
 
     pub(super) fn hopeless(&mut self, around: &Entry) {
@@ -71,6 +101,7 @@ impl<'a> Account<'a> {
     }
 
     pub(super) fn granted(&mut self, number: u64) {
+        self.waits_no_more();
         self.report.waited_ms = ms(Boot::now().since(self.began));
         self.report.token = Some(number);
         self.granted = Some(Boot::now());
@@ -122,6 +153,7 @@ impl<'a> Account<'a> {
 
     /// Says why the key was not obtained, and with which code rlock ends.
     pub(super) fn not_obtained(&mut self, end: End) -> Exit {
+        self.waits_no_more();
         let key = self.key();
         self.report.waited_ms = ms(Boot::now().since(self.began));
         let (outcome, code, line) = match end {

@@ -114,6 +114,7 @@ impl<'a> EventLoop<'a> {
             // so that nothing is spawned after a stop signal.
             self.hear_keeper();
             self.feed(Input::Tick);
+            self.account.tell();
             self.hear_signals();
             self.hear_worker();
         }
@@ -132,7 +133,7 @@ impl<'a> EventLoop<'a> {
 
     fn sleep(&mut self) -> anyhow::Result<()> {
         let failed = || Error::Os("cannot wait for events".into());
-        match self.state.wake_at() {
+        match [self.state.wake_at(), self.account.tell_at()].into_iter().flatten().min() {
             Some(at) => {
                 let flags = TimerSetTimeFlags::TFD_TIMER_ABSTIME;
                 self.timer.set(Expiration::OneShot(TimeSpec::from(at.since_boot())), flags).with_context(failed)?;
@@ -231,7 +232,7 @@ impl<'a> EventLoop<'a> {
         let input = match news {
             News::Waiting { position, holders, now_ms } => {
                 let Some(around) = holders.iter().find(|held| self.nest.has(held.id)) else {
-                    self.account.waits(position, &holders, now_ms);
+                    self.account.waits(position, holders, now_ms);
                     return;
                 };
                 self.account.hopeless(around);
@@ -284,6 +285,7 @@ impl<'a> EventLoop<'a> {
     fn carry_out(&mut self, todo: Do) -> Option<Input> {
         match todo {
             Do::GiveUp => {
+                self.account.waits_no_more();
                 self.worker.order(Order::Release { by: Boot::now() + RELEASE, keep_until: None });
             }
             Do::Spawn => {

@@ -1,12 +1,17 @@
 //! The one file of defaults: TOML under the long options' names. Unknown keys are errors with file and line.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::fs::OpenOptions;
+use std::io::{self, Read as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
 use crate::error::Error;
+
+/// What `/dev/null` is on Linux: the way to have no file.
+const NULL_DEVICE: u64 = nix::sys::stat::makedev(1, 3);
 
 /// Where the file is looked for.
 pub const DEFAULT_PATH: &str = "/etc/rlock/config.toml";
@@ -57,7 +62,7 @@ impl File {
     /// Reads the file. A default that is missing is empty; a `chosen` one that is missing is an error.
     pub(super) fn read(chosen: Option<&Path>) -> Result<Self, Error> {
         let path = chosen.unwrap_or(Path::new(DEFAULT_PATH));
-        match std::fs::read_to_string(path) {
+        match read(path) {
             Ok(text) => Self::parse(path, &text),
             Err(error) if chosen.is_none() && is_missing(&error) => Ok(Self::default()),
             Err(error) => Err(Error::Config(format!(
@@ -105,6 +110,20 @@ impl File {
     pub(super) fn is_on(&self, name: &str) -> bool {
         self.get(name).is_some_and(|(text, _)| text == "true")
     }
+}
+
+/// The file's text. Nothing is read that could have no end or no writer.
+fn read(path: &Path) -> io::Result<String> {
+    let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
+    let about = file.metadata()?;
+    let is_null = about.file_type().is_char_device() && about.rdev() == NULL_DEVICE;
+    if !about.is_file() && !is_null {
+        let kind = if about.is_dir() { "it is a directory" } else { "it is not a regular file" };
+        return Err(io::Error::other(kind));
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    Ok(text)
 }
 
 fn is_missing(error: &io::Error) -> bool {

@@ -25,7 +25,7 @@ use self::folder::{Folder, Want, name_of};
 pub(super) use self::place::Address;
 use self::pulse::{Own, Pulse, Pulses};
 use self::record::{NEWER, Record};
-use super::{Can, Cancel, Foreign, Key, Limits, Listed, Look, Reply, Store, Trouble, glob};
+use super::{Can, Cancel, Find, Foreign, Key, Limits, Listed, Look, Reply, Store, Trouble, glob};
 use crate::claim::{Answer, Ask, ClaimId, Condemnation, Dropped, Entry, Event, Renew, Renewal, State, Step, What};
 use crate::clock::{self, Boot, ms};
 use crate::timing;
@@ -155,6 +155,7 @@ impl Local {
         act: impl FnOnce(&mut Step<'_>) -> T,
         ends: impl FnOnce(&T) -> Option<ClaimId>,
     ) -> Reply<Done<T>> {
+        self.boot()?;
         let Some(folder) = Folder::lock(&self.address, &name_of(key), Want::Change, by, &self.cancel)? else {
             return Err(Trouble::Later(format!("{}: the directory cannot be made", self.address)));
         };
@@ -230,6 +231,7 @@ impl Local {
         Ok(if saved.boot == boot { saved } else { Saved::new(&boot, &saved.key, saved.state.number) })
     }
 
+    /// The name of this boot. To be read first while nothing else is open: descriptors may be few.
     fn boot(&mut self) -> Reply<String> {
         if let Some(boot) = &self.boot {
             return Ok(boot.clone());
@@ -245,6 +247,7 @@ impl Local {
 
     /// What stands in a directory, with its key; none where there is no record.
     fn look_in(&mut self, name: &str, key: Option<&Key>, by: Boot) -> Reply<Option<(String, Look)>> {
+        self.boot()?;
         let Some(folder) = Folder::lock(&self.address, name, Want::Look, by, &self.cancel)? else { return Ok(None) };
         let record = self.read(&folder, Want::Look)?;
         if record.is_missing() {
@@ -367,13 +370,18 @@ impl Store for Local {
         Ok(found.map_or_else(|| Look { now_ms: clock::wall_ms(), ..Look::default() }, |(_, look)| look))
     }
 
-    fn list(&mut self, pattern: Option<&str>, step: Duration, each: &mut dyn FnMut(Listed) -> bool) -> Reply<()> {
-        for name in Folder::names(&self.address)? {
+    fn search(&mut self, pattern: Option<&str>, step: Duration, each: &mut dyn FnMut(Find) -> bool) -> Reply<()> {
+        let names = Folder::names(&self.address)?;
+        let all = names.len() as u64;
+        for (name, searched) in names.into_iter().zip(0..) {
+            if !each(Find::Searched(searched, Some(all))) {
+                break;
+            }
             let Some((key, look)) = self.look_in(&name, None, Boot::now() + step)? else { continue };
             let is_wanted = pattern.is_none_or(|pattern| glob::matches(pattern.as_bytes(), key.as_bytes()));
             let is_idle = look.is_free() && look.queue.is_empty();
             if let (true, false, Ok(key)) = (is_wanted, is_idle, Key::parse(&key))
-                && !each(Listed { key, look })
+                && !each(Find::Key(Box::new(Listed { key, look })))
             {
                 break;
             }

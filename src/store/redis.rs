@@ -22,7 +22,7 @@ use self::errors::Wants;
 use self::script::{Call, Told, wake_key};
 pub(super) use self::url::Address;
 use self::wire::Wire;
-use super::{Can, Cancel, Foreign, Key, Limits, Listed, Look, Reply, Store, Trouble};
+use super::{Can, Cancel, Find, Foreign, Key, Limits, Look, Reply, Store, Trouble};
 use crate::claim::{Answer, Ask, ClaimId, Condemnation, Dropped, Renew, Renewal};
 use crate::clock::{self, Boot, ms};
 use crate::timing;
@@ -228,8 +228,8 @@ impl Store for Redis {
         self.request((Wants::Look, Some(key)), by, |wire| look::look_at(wire, key))
     }
 
-    fn list(&mut self, pattern: Option<&str>, step: Duration, each: &mut dyn FnMut(Listed) -> bool) -> Reply<()> {
-        list::list(self, pattern, step, each)
+    fn search(&mut self, pattern: Option<&str>, step: Duration, each: &mut dyn FnMut(Find) -> bool) -> Reply<()> {
+        list::search(self, pattern, step, each)
     }
 
     fn remove_foreign(&mut self, key: &Key, shown: &Foreign, by: Boot) -> Reply<bool> {

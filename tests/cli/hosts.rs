@@ -1,49 +1,18 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Stdio};
 
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
 
 use super::Stage;
-use crate::rlock::{Cmd, PATIENCE, is_alive, until, within};
-
-/// This program with these words, which start rlock as `"$R"`, on the stage's server.
-fn through(stage: &Stage, program: &str, words: &[&str]) -> Cmd {
-    let mut command = stage.rlock(["run"]);
-    let mut other = Command::new(program);
-    for (name, value) in command.0.get_envs() {
-        match value {
-            Some(value) => other.env(name, value),
-            None => other.env_remove(name),
-        };
-    }
-    other.env("R", env!("CARGO_BIN_EXE_rlock")).args(words).current_dir(stage.dir.path()).stdin(Stdio::null());
-    command.0 = other;
-    command
-}
-
-#[test]
-fn streams_may_be_closed() {
-    let stage = Stage::new();
-    let runs = |line: &str| through(&stage, "sh", &["-c", line]).done();
-    runs("exec \"$R\" run -k job -- sh -c 'exit 3' <&- >&- 2>&-").code(3);
-    runs("exec \"$R\" run -k job -- /no/such <&- >&- 2>&-").code(127);
-    runs("exec \"$R\" run -k job -- echo printed <&-").is(0, "printed\n");
-    // Nothing of ours has taken their place.
-    runs("exec \"$R\" run -k job -- sh -c 'for fd in 0 1 2; do readlink /proc/$$/fd/$fd; done' 2>&- <&-")
-        .code(0)
-        .stdout
-        .lines()
-        .for_each(|target| assert!(target == "/dev/null" || target.starts_with("pipe:"), "{target}"));
-}
+use crate::rlock::{PATIENCE, is_alive, until, within};
 
 #[test]
 fn sixteen_descriptors_are_enough() {
     let stage = Stage::new();
     // What the tests are run with must not count.
     let line = "for fd in 3 4 5 6 7 8 9; do eval \"exec $fd>&-\"; done; ulimit -n 16; exec \"$R\" run -k job -- sh -c 'exit 3'";
-    through(&stage, "sh", &["-c", line]).done().is(3, "");
+    stage.through("sh", &["-c", line]).done().is(3, "");
 }
 
 #[test]
@@ -56,13 +25,13 @@ fn a_system_that_refuses_processes_and_threads_is_71() {
     for most in 1..=4 {
         let line = format!("ulimit -u {most}; exec ./rlock run -k job -- true");
         let words = ["--reuid=64321", "--regid=64321", "--clear-groups", "bash", "-c", &line];
-        through(&stage, "setpriv", &words).done().says(71, &["cannot start"]);
-        assert!(!stage.redis::<bool>(&["EXISTS", "job"]));
+        stage.through("setpriv", &words).done().says(71, &["cannot start"]);
+        assert!(!stage.is_held("job"));
     }
     // Without a timer nothing would wake a keeper that is stopped.
     let words = ["--reuid=64321", "--regid=64321", "--clear-groups", "bash", "-c"];
     let line = "ulimit -i 0; exec ./rlock run -k job -- touch wrong";
-    through(&stage, "setpriv", &[&words[..], &[line]].concat()).done().says(71, &["guards the command", "ulimit"]);
+    stage.through("setpriv", &[&words[..], &[line]].concat()).done().says(71, &["guards the command", "ulimit"]);
 }
 
 #[test]
@@ -71,7 +40,7 @@ fn it_may_be_the_first_process_of_a_container() {
     let stage = Stage::new();
     let unshare = |args: &[&str]| {
         let own = ["-pf", "--mount-proc", "--kill-child", env!("CARGO_BIN_EXE_rlock"), "run", "-k", "job"];
-        through(&stage, "unshare", &[&own[..], args].concat())
+        stage.through("unshare", &[&own[..], args].concat())
     };
     unshare(&["--", "sh", "-c", "sleep 0.1 & exit 6"]).done().is(6, "");
     // The kernel spares PID 1 a signal that it raises itself: the code says it.
@@ -82,7 +51,7 @@ fn it_may_be_the_first_process_of_a_container() {
     let own = crate::rlock::children(&run.pid().to_string()).remove(0);
     crate::rlock::send(&own, Signal::SIGTERM);
     run.done().is(143, "");
-    assert!(!is_alive(&own) && !stage.redis::<bool>(&["EXISTS", "job"]));
+    assert!(!is_alive(&own) && !stage.is_held("job"));
 }
 
 #[test]
@@ -94,7 +63,7 @@ fn nothing_is_left_to_a_first_process_that_reaps_nothing() {
                 open my $f, '<', $_ or next; my $line = <$f>; print $line if $line =~ /\\) Z /; }";
     for args in [&["--", "true"][..], &["--", "sh", "-c", "exit 3"], &["--", "sh", "-c", "kill -KILL $PPID"]] {
         let own = ["-pf", "--mount-proc", "perl", "-e", line];
-        let done = through(&stage, "unshare", &[&own[..], args].concat()).done().code(0);
+        let done = stage.through("unshare", &[&own[..], args].concat()).done().code(0);
         assert_eq!(done.stdout, "", "{args:?}");
     }
 }
@@ -122,7 +91,7 @@ fn an_environment_that_is_too_long_for_the_command_is_126() {
         let claim = format!("{}@{}", "1".repeat(32), filling.repeat(131_000));
         let run = stage.run("job", &["--", "true"]).env("RLOCK_CLAIM", claim);
         run.done().says(126, &["`/", "true` cannot be run"]);
-        assert!(!stage.redis::<bool>(&["EXISTS", "job"]));
+        assert!(!stage.is_held("job"));
     }
 }
 
@@ -151,7 +120,7 @@ fn what_kills_its_parents_dies_with_them() {
     // The keeper is its parent, rlock the keeper's.
     let keeper = stage.run("job", &["--", "sh", "-c", &format!("{line} kill -KILL $PPID; sleep 100")]).done();
     keeper.says(70, &["keeper"]);
-    assert!(!is_alive(&stage.written("child")) && !stage.redis::<bool>(&["EXISTS", "job"]));
+    assert!(!is_alive(&stage.written("child")) && !stage.is_held("job"));
     fs::remove_file(stage.path("child")).unwrap();
     let grandparent = "read -r _ _ _ up _ < /proc/$PPID/stat; kill -KILL $up; sleep 100";
     let run = stage.run("job", &["--", "sh", "-c", &format!("{line} {grandparent}")]).start();

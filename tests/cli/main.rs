@@ -8,6 +8,7 @@
 mod rlock;
 #[path = "../store/servers.rs"]
 mod servers;
+mod tmux;
 
 /// On a Redis server.
 #[path = "."]
@@ -20,7 +21,7 @@ mod redis {
     mod chance;
     /// Codes and signals of the command, rlock's own codes, and `--report`.
     mod exit_codes;
-    /// Closed streams, limits, containers, nesting.
+    /// Limits, containers, nesting.
     mod hosts;
     /// SIGKILL and SIGSTOP of rlock, its keeper, its tree and of waiters.
     mod kills;
@@ -28,10 +29,14 @@ mod redis {
     mod lease;
     /// Out of descriptors, of memory and of processes, at every step.
     mod limits;
+    /// What a wait shows on a terminal.
+    mod live;
     /// What `inspect`, `list` and `ttl` show.
     mod looking;
     /// The lease is lost: replaced, condemned, frozen, cut off.
     mod lost;
+    /// A search of a large server.
+    mod many;
     /// `force-release` of a holder that lives.
     mod passing;
     /// Order, and what a wait says.
@@ -42,9 +47,11 @@ mod redis {
     mod server;
     /// Signals to rlock, to the command and to both; what is left after a stop signal.
     mod signals;
+    /// Streams that are closed, full or not read.
+    mod streams;
     /// Descriptors, environment, dispositions, secrets.
     mod surroundings;
-    /// Job control, the keyboard's signals, pagers and live lines on a real terminal.
+    /// Job control, the keyboard's signals and pagers on a real terminal.
     mod terminal;
 }
 
@@ -54,20 +61,26 @@ mod local {
     pub(crate) type Stage = crate::rlock::Stage<crate::rlock::Directory>;
 
     mod bounds;
+    /// What shells complete.
+    mod completing;
     /// What is done to the directory: a full disk, limits, removal, another boot.
     mod damage;
     /// What only the local store can do: it hears of deaths.
     mod directory;
     mod exit_codes;
+    mod hosts;
     mod kills;
     mod lease;
     mod limits;
+    mod live;
     mod looking;
     mod passing;
     mod queue;
     mod refused;
     mod signals;
+    mod streams;
     mod surroundings;
+    mod terminal;
     /// Whose directory it is, and where.
     mod users;
 }

@@ -111,6 +111,21 @@ impl<P: Place> Stage<P> {
         self.starter().run(key, args)
     }
 
+    /// This program with these words, which start rlock as `"$R"`, on the stage's store.
+    pub(crate) fn through(&self, program: &str, words: &[&str]) -> Cmd {
+        let mut command = self.rlock(["run"]);
+        let mut other = Command::new(program);
+        for (name, value) in command.0.get_envs() {
+            match value {
+                Some(value) => other.env(name, value),
+                None => other.env_remove(name),
+            };
+        }
+        other.env("R", env!("CARGO_BIN_EXE_rlock")).args(words).current_dir(self.dir.path()).stdin(Stdio::null());
+        command.0 = other;
+        command
+    }
+
     /// What other threads need to start rlocks here.
     pub(crate) fn starter(&self) -> Starter {
         Starter { url: self.url(), dir: self.dir.path().to_owned() }

@@ -6,6 +6,7 @@ use rlock::clock::Boot;
 use super::Stage;
 use crate::rlock::{is_alive, rlock, until};
 use crate::servers::Server;
+use crate::tmux::Terminal;
 
 #[test]
 fn a_dead_store_is_69_within_the_store_timeout_and_never_75() {
@@ -257,4 +258,22 @@ fn a_step_of_the_servers_clock_is_warned_of() {
         std::fs::write(stage.path("stop"), "").unwrap();
         run.done().says(0, &["`job`: the clock of ", words, "time service"]);
     }
+}
+
+#[test]
+fn a_wait_is_told_of_while_the_server_says_nothing() {
+    let stage = Stage::new();
+    let holder = stage.run("job", &["--ttl", "1h", "--", "sleep", "100"]).start();
+    stage.held("job");
+    let terminal = Terminal::open(&stage);
+    terminal.line("$R run -k job -- true");
+    terminal.shows("rlock: waited ");
+    stage.server().freeze();
+    // What was on its way has come when the line has changed twice.
+    for _ in 0..3 {
+        let line = terminal.shows("rlock: waited ");
+        until("the wait goes on", || (terminal.shows("rlock: waited ") != line).then_some(()));
+    }
+    stage.server().thaw();
+    drop(holder);
 }

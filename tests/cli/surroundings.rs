@@ -66,3 +66,26 @@ fn a_hang_up_that_was_ignored_at_entry_stays_ignored() {
     let ours = |bits: u64| bits & !(0b11 << 31) & !(1 << 12);
     assert_eq!(ours(mask(&done.stdout, "SigIgn:")), ours(mask(&own, "SigIgn:")) | 1, "{done:?}");
 }
+
+#[test]
+fn an_empty_environment_is_enough() {
+    let stage = Stage::new();
+    // As cron gives it, and less.
+    for given in ["HOME=/ LOGNAME=root SHELL=/bin/sh PATH=/usr/bin:/bin", ""] {
+        let line = format!("exec env -i {given} \"$R\" --url \"$RLOCK_URL\" run -k job -- sh -c 'echo ran; exit 3'");
+        let done = stage.through("sh", &["-c", &line]).done().code(3);
+        assert_eq!((done.stdout.as_str(), done.stderr.as_str()), ("ran\n", ""), "{given}");
+    }
+}
+
+#[test]
+fn in_a_session_without_a_terminal_it_is_ended_as_elsewhere() {
+    let stage = Stage::new();
+    let line = "trap 'echo TERM > got; exit 6' TERM; echo $$ > pid; while :; do sleep 0.01; done";
+    let words = ["-w", env!("CARGO_BIN_EXE_rlock"), "run", "-k", "job", "--", "sh", "-c", line];
+    let run = stage.through("setsid", &words).start();
+    stage.written("pid");
+    run.signal(nix::sys::signal::Signal::SIGTERM);
+    assert_eq!(stage.written("got"), "TERM");
+    run.done().code(6);
+}

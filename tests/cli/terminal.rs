@@ -1,91 +1,16 @@
 use std::fs;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
 
 use nix::sys::signal::Signal;
 
 use super::Stage;
-use crate::rlock::{PATIENCE, is_alive, rlock, send, state, until, within};
-
-/// A shell on a terminal of its own, in which `$R` is rlock on the stage's server.
-struct Terminal<'a> {
-    stage: &'a Stage,
-    socket: PathBuf,
-}
-
-impl<'a> Terminal<'a> {
-    fn open(stage: &'a Stage) -> Self {
-        Self::running(stage, "exec bash --norc --noprofile")
-    }
-
-    /// With this line for tmux's shell in place of a shell.
-    fn running(stage: &'a Stage, line: &str) -> Self {
-        let terminal = Self { stage, socket: stage.path("tmux") };
-        let mut tmux = terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "180", "-y", "50", line]);
-        // What the harness takes out of rlock's environment and puts into it holds here too.
-        for (name, value) in stage.rlock(["run"]).0.get_envs() {
-            match value {
-                Some(value) => tmux.env(name, value),
-                None => tmux.env_remove(name),
-            };
-        }
-        tmux.env("R", rlock(["run"]).0.get_program()).env("TERM", "screen");
-        assert!(tmux.current_dir(stage.dir.path()).status().unwrap().success(), "tmux is installed and starts");
-        terminal
-    }
-
-    fn tmux(&self, words: &[&str]) -> Command {
-        let mut tmux = Command::new("tmux");
-        tmux.arg("-S").arg(&self.socket).args(words).stdin(Stdio::null());
-        tmux
-    }
-
-    #[track_caller]
-    fn key(&self, key: &str) {
-        assert!(self.tmux(&["send-keys", key]).status().unwrap().success(), "{key}");
-    }
-
-    #[track_caller]
-    fn line(&self, text: &str) {
-        assert!(self.tmux(&["send-keys", "-l", text]).status().unwrap().success(), "{text}");
-        self.key("Enter");
-    }
-
-    fn screen(&self) -> String {
-        let shown = self.tmux(&["capture-pane", "-p", "-J"]).output().unwrap();
-        String::from_utf8_lossy(&shown.stdout).into_owned()
-    }
-
-    /// Waits until a line of the screen has `text`, and returns it.
-    #[track_caller]
-    fn shows(&self, text: &str) -> String {
-        let mut screen = String::new();
-        let found = within(PATIENCE, || {
-            screen = self.screen();
-            screen.lines().find(|line| line.contains(text)).map(str::to_owned)
-        });
-        found.unwrap_or_else(|| panic!("never shown: {text:?} on\n{screen}"))
-    }
-
-    /// What `name` holds once it has a line for each of `lines`; these must be all.
-    #[track_caller]
-    fn wrote(&self, name: &str, lines: &[&str]) {
-        until(&format!("{name} has {lines:?}"), || (self.stage.lines(name).len() >= lines.len()).then_some(()));
-        assert_eq!(self.stage.lines(name), lines);
-    }
-}
-
-impl Drop for Terminal<'_> {
-    fn drop(&mut self) {
-        let _ = self.tmux(&["kill-server"]).stderr(Stdio::null()).status();
-    }
-}
+use crate::rlock::{Place, is_alive, send, state, until};
+use crate::tmux::Terminal;
 
 /// Writes its pid, notes signals, and ends with 5 once there is `stop`. Not a shell: that takes two signals in quick
 /// succession for one.
 const NOTING: &str = r#"
     sub note { my ($name, $text) = @_; open my $file, ">>", $name or die; print $file "$text\n"; }
-    for my $signal (qw(INT TERM HUP USR1 CONT)) { $SIG{$signal} = sub { note("got", $signal) }; }
+    for my $signal (qw(INT TERM HUP USR1 CONT WINCH)) { $SIG{$signal} = sub { note("got", $signal) }; }
     note("keeper", getppid);
     note("pid", $$);
     select undef, undef, undef, 0.01 until -e "stop";
@@ -97,30 +22,31 @@ fn parent_of(pid: &str) -> String {
 }
 
 /// Starts [`NOTING`] from the shell; its pid and rlock's.
-fn noting(stage: &Stage, terminal: &Terminal, args: &str) -> (String, String) {
+fn noting(terminal: &Terminal<impl Place>, args: &str) -> (String, String) {
+    let stage = terminal.stage;
     fs::write(stage.path("noting"), NOTING).unwrap();
     terminal.line(&format!("$R run -k job {args} -- perl noting"));
     (stage.written("pid"), parent_of(&stage.written("keeper")))
 }
 
-fn end(stage: &Stage, terminal: &Terminal, code: u8) {
-    fs::write(stage.path("stop"), "").unwrap();
+fn end(terminal: &Terminal<impl Place>, code: u8) {
+    fs::write(terminal.stage.path("stop"), "").unwrap();
     terminal.line("echo rc=$?");
     terminal.shows(&format!("rc={code}"));
-    assert!(!stage.redis::<bool>(&["EXISTS", "job"]));
+    assert!(!terminal.stage.is_held("job"));
 }
 
 #[test]
 fn ctrl_c_reaches_the_command_once_and_kills_nobody() {
     let stage = Stage::new();
     let terminal = Terminal::open(&stage);
-    let (_, rlock) = noting(&stage, &terminal, "--kill-after 100ms");
+    let (_, rlock) = noting(&terminal, "--kill-after 100ms");
     terminal.key("C-c");
     terminal.wrote("got", &["INT"]);
     // rlock takes signals in the order of their numbers: when it has passed this one on, it is done with the first.
     send(&rlock, Signal::SIGUSR1);
     terminal.wrote("got", &["INT", "USR1"]);
-    end(&stage, &terminal, 5);
+    end(&terminal, 5);
 }
 
 #[test]
@@ -141,38 +67,37 @@ fn ctrl_c_ends_a_command_that_does_not_mind_and_rlock_dies_of_it() {
 fn a_job_that_is_stopped_goes_on_within_its_lease() {
     let stage = Stage::new();
     let terminal = Terminal::open(&stage);
-    let (pid, rlock) = noting(&stage, &terminal, "--ttl 15s");
+    let (pid, rlock) = noting(&terminal, "--ttl 15s");
     terminal.key("C-z");
     terminal.shows("[1]+  Stopped");
     let line = terminal.screen();
     assert!(line.contains("rlock: `job`: stopped; the lease ends in "), "{line}");
     assert_eq!((state(&pid), state(&rlock)), (Some('T'), Some('T')));
-    let until_ms = |value: String| serde_json::from_str::<serde_json::Value>(&value).unwrap()["until_ms"].as_u64();
-    let before = until_ms(stage.value("job"));
+    let before = stage.held("job").until_ms;
     terminal.line("fg");
     terminal.wrote("got", &["CONT"]);
     send(&rlock, Signal::SIGUSR1);
     terminal.wrote("got", &["CONT", "USR1"]);
-    until("it is renewed", || (until_ms(stage.value("job")) > before).then_some(()));
-    end(&stage, &terminal, 5);
+    until("it is renewed", || (stage.held("job").until_ms > before).then_some(()));
+    end(&terminal, 5);
 }
 
 #[test]
 fn a_job_that_stays_stopped_is_ended_before_its_lease_and_fg_shows_79() {
     let stage = Stage::new();
     let terminal = Terminal::open(&stage);
-    let (pid, rlock) = noting(&stage, &terminal, "--ttl 2s");
+    let (pid, rlock) = noting(&terminal, "--ttl 2s");
     terminal.key("C-z");
     terminal.shows("[1]+  Stopped");
     until("the command is dead", || {
         let alive = is_alive(&pid);
-        let held: bool = stage.redis(&["EXISTS", "job"]);
+        let held = stage.is_held("job");
         assert!(held || !alive || !is_alive(&pid), "the key is free while the command lives");
         (!alive).then_some(())
     });
     // It had the signal, and was let go on to act on it.
     assert!(stage.lines("got").contains(&"TERM".into()), "{:?}", stage.lines("got"));
-    until("the key lapses", || (!stage.redis::<bool>(&["EXISTS", "job"])).then_some(()));
+    until("the key lapses", || (!stage.is_held("job")).then_some(()));
     assert_eq!(state(&rlock), Some('T'));
     terminal.line("fg; echo rc=$?");
     terminal.shows("rc=79");
@@ -204,7 +129,7 @@ fn a_pager_beside_it_keeps_the_terminal() {
     let terminal = Terminal::open(&stage);
     terminal.line("$R run -k job -- seq -f 'row %g' 1 100 | less; echo rc=${PIPESTATUS[0]}");
     terminal.shows("row 2");
-    until("the key is free", || (!stage.redis::<bool>(&["EXISTS", "job"])).then_some(()));
+    until("the key is free", || (!stage.is_held("job")).then_some(()));
     terminal.key("G");
     terminal.shows("row 100");
     terminal.key("q");
@@ -225,7 +150,7 @@ fn a_full_screen_program_stops_and_goes_on() {
     terminal.shows("row 2");
     terminal.key("G");
     terminal.shows("row 300");
-    assert!(stage.redis::<bool>(&["EXISTS", "job"]));
+    assert!(stage.is_held("job"));
     terminal.key("q");
     terminal.shows("rc=0");
 }
@@ -246,26 +171,9 @@ fn a_hang_up_ends_the_command_and_frees_the_key() {
         let pid = stage.written("pid");
         drop(terminal);
         until("the command ends", || (!is_alive(&pid)).then_some(()));
-        until("the key is free", || (!stage.redis::<bool>(&["EXISTS", "job"])).then_some(()));
+        until("the key is free", || (!stage.is_held("job")).then_some(()));
         assert!(stage.lines("got").contains(&"HUP".into()), "{:?}", stage.lines("got"));
     }
-}
-
-#[test]
-fn a_wait_shows_one_line_that_is_gone_when_the_command_runs() {
-    let stage = Stage::new();
-    let terminal = Terminal::open(&stage);
-    let holder = stage.run("job", &["--", "sh", "-c", "while ! [ -e go ]; do sleep 0.01; done"]).start();
-    stage.value("job");
-    terminal.line("$R run -k job -- echo it runs; echo rc=$?");
-    let line = terminal.shows("rlock: waiting for `job`");
-    assert!(line.contains("held by") && line.contains("lease") && line.contains("position 1"), "{line}");
-    fs::write(stage.path("go"), "").unwrap();
-    terminal.shows("rc=0");
-    let screen = terminal.screen();
-    assert!(screen.contains("\nit runs\nrc=0"), "{screen}");
-    assert!(!screen.contains("waiting for"), "{screen}");
-    holder.done().code(0);
 }
 
 #[test]
@@ -273,7 +181,7 @@ fn a_wait_is_left_by_ctrl_c_and_outlasts_ctrl_z() {
     let stage = Stage::new();
     let terminal = Terminal::open(&stage);
     let holder = stage.run("job", &["--", "sh", "-c", "while ! [ -e go ]; do sleep 0.01; done"]).start();
-    stage.value("job");
+    stage.held("job");
     terminal.line("$R run -k job -- touch wrong");
     stage.waiting("job", 1);
     terminal.key("C-c");
@@ -293,4 +201,50 @@ fn a_wait_is_left_by_ctrl_c_and_outlasts_ctrl_z() {
     terminal.shows("rc=0");
     assert!(ran());
     assert!(!stage.path("wrong").exists());
+}
+
+#[test]
+fn a_change_of_the_window_reaches_the_command_once() {
+    let stage = Stage::new();
+    let terminal = Terminal::open(&stage);
+    let (_, rlock) = noting(&terminal, "");
+    terminal.resize(60, 20);
+    terminal.wrote("got", &["WINCH"]);
+    send(&rlock, Signal::SIGUSR1);
+    terminal.wrote("got", &["WINCH", "USR1"]);
+    end(&terminal, 5);
+}
+
+#[test]
+fn a_job_in_the_background_runs_and_is_waited_for() {
+    let stage = Stage::new();
+    let terminal = Terminal::open(&stage);
+    terminal.line("$R run -k job -- sh -c 'echo ran; exit 3' & wait $!; echo rc=$?");
+    terminal.shows("rc=3");
+    assert!(terminal.screen().lines().any(|line| line == "ran"), "{}", terminal.screen());
+    assert!(!stage.is_held("job"));
+}
+
+#[test]
+fn a_script_with_job_control_runs_it_in_front_and_behind() {
+    let stage = Stage::new();
+    let terminal = Terminal::open(&stage);
+    // Each command is a group of its own there, and the terminal is handed to the one in front.
+    let script = "set -m; $R run -k job -- sh -c 'exit 4' & wait $!; echo first=$?; \
+        $R run -k job -- sh -c 'read -r x; echo got $x; exit 5'; echo second=$?; \
+        $R run -k job -- sleep 100 & kill -TERM %%; wait $!; echo third=$?; \
+        $R run -k job -- sh -c 'echo $$ > pid; exec sleep 100'; echo again";
+    fs::write(stage.path("script"), script).unwrap();
+    terminal.line("bash script; echo rc=$?");
+    terminal.shows("first=4");
+    terminal.line("typed");
+    terminal.shows("got typed");
+    terminal.shows("second=5");
+    terminal.shows("third=143");
+    stage.written("pid");
+    // A script that sees the signal ends with it, and not one that sees a code.
+    terminal.key("C-c");
+    terminal.shows("rc=130");
+    assert!(!terminal.screen().contains("again"), "{}", terminal.screen());
+    assert!(!stage.is_held("job"));
 }

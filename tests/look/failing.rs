@@ -47,6 +47,12 @@ fn a_wrong_configuration_is_78() {
     rlock(&["list"], &[("RLOCK_CONFIG", file)]).is(78, &format!("{file}:4: unknown key `tll`"));
     rlock(&["list", "--config", file], &[]).is(78, &format!("{file}:4: unknown key `tll`"));
     rlock(&["--config", "/nonexistent/x", "list"], &[]).is(78, "cannot read /nonexistent/x");
+    // A pipe would wait for a writer.
+    let pipe = dir.path().join("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let pipe = pipe.to_str().unwrap();
+    rlock(&["--config", pipe, "list"], &[]).is(78, &format!("cannot read {pipe}: it is not a regular file; correct"));
+    rlock(&["--config", "/", "list"], &[]).is(78, "cannot read /: it is a directory; correct");
     rlock(&["--password-file", "/nonexistent/x", "list"], &[("RLOCK_URL", "redis://h")]).is(78, "/nonexistent/x");
     std::fs::write(file, "url = 'redis://h'\n\nttl = 'soon'\n").unwrap();
     rlock(&["--config", file, "run", "-k", "k", "x"], &[]).is(78, &format!("{file}:3: `ttl` `soon` is no duration"));

@@ -120,7 +120,7 @@ fn a_password_file_is_read_again_at_each_connect() {
     };
     config(&mut *store, "No such file");
     std::fs::write(&file, "\n").unwrap();
-    config(&mut *store, "is empty");
+    config(&mut *store, "has an empty line and no password; write");
     std::fs::write(&file, "x".repeat(5000)).unwrap();
     config(&mut *store, "4096");
     std::fs::write(&file, "first\n").unwrap();
@@ -139,7 +139,7 @@ fn a_password_file_is_read_again_at_each_connect() {
     std::fs::remove_file(&file).unwrap();
     assert!(later(store.look(&key("k"), ample())).contains("No such file"));
     std::fs::write(&file, "").unwrap();
-    assert!(later(store.look(&key("k"), ample())).contains("is empty"));
+    assert!(later(store.look(&key("k"), ample())).contains("is empty; write"));
     std::fs::write(&file, "second").unwrap();
     store.look(&key("k"), ample()).unwrap();
 }

@@ -172,7 +172,8 @@ fn read_password(path: &Path) -> Result<String, String> {
     }
     let line = text.strip_suffix('\n').map_or(text.as_str(), |line| line.strip_suffix('\r').unwrap_or(line));
     if line.is_empty() {
-        return Err(told("is empty".into()));
+        let what = if text.is_empty() { "is empty" } else { "has an empty line and no password" };
+        return Err(told(format!("{what}; write the password into it")));
     }
     Ok(line.to_owned())
 }

@@ -72,9 +72,10 @@ pub(super) fn describe(wire: &mut Wire, key: &Key, found: &mut Foreign) -> Redis
     };
     let asks = [cmd(length).arg(key.as_str()).clone(), cmd("OBJECT").arg("ENCODING").arg(key.as_str()).clone()];
     let answers = send(wire, &asks)?;
-    let count = match answers.first() {
-        Some(Value::Int(count)) => count.to_string(),
-        _ => "some".into(),
+    let count = |one: &str, more: &str| match answers.first() {
+        Some(Value::Int(1)) => format!("1 {one}"),
+        Some(Value::Int(count)) => format!("{count} {more}"),
+        _ => format!("some {more}"),
     };
     let is_small = answers.get(1).and_then(text).is_some_and(|how| matches!(&*how, "listpack" | "ziplist"));
     let read = match found.kind.as_str() {
@@ -86,14 +87,16 @@ pub(super) fn describe(wire: &mut Wire, key: &Key, found: &mut Foreign) -> Redis
     let parts: Vec<&[u8]> = content.iter().flat_map(items).filter_map(bytes).collect();
     found.what = match found.kind.as_str() {
         "hash" => {
-            hash(key, &parts, found).unwrap_or_else(|| format!("a hash of another program's with {count} fields"))
+            let fields = || format!("a hash of another program's with {}", count("field", "fields"));
+            hash(key, &parts, found).unwrap_or_else(fields)
         }
         "zset" => {
-            sorted_set(key, &parts).unwrap_or_else(|| format!("a sorted set of another program's with {count} members"))
+            let members = || format!("a sorted set of another program's with {}", count("member", "members"));
+            sorted_set(key, &parts).unwrap_or_else(members)
         }
-        "list" => format!("a list of another program's with {count} elements"),
-        "set" => format!("a set of another program's with {count} members"),
-        _ => format!("a stream with {count} entries"),
+        "list" => format!("a list of another program's with {}", count("element", "elements")),
+        "set" => format!("a set of another program's with {}", count("member", "members")),
+        _ => format!("a stream with {}", count("entry", "entries")),
     };
     Ok(())
 }

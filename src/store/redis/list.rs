@@ -9,25 +9,34 @@ use redis::cmd;
 use super::errors::{self, Wants};
 use super::{Redis, look, script};
 use crate::clock::Boot;
-use crate::store::{Key, Listed, Reply, Trouble, glob};
+use crate::store::{Find, Key, Listed, Reply, Trouble, glob};
 
 /// How many keys the server goes through in a step: about a millisecond of its time (2.9 ms for 1,000 among a million,
 /// on two busy cores).
 const STEP: usize = 250;
+/// A search this far may be a long one.
+const FEW: u64 = 100 * STEP as u64;
 /// How many keys are looked at within one time limit.
 const LOOKS: usize = 16;
 
-pub(super) fn list(
+pub(super) fn search(
     store: &mut Redis,
     pattern: Option<&str>,
     step: Duration,
-    each: &mut dyn FnMut(Listed) -> bool,
+    each: &mut dyn FnMut(Find) -> bool,
 ) -> Reply<()> {
     let mut seen = HashSet::new();
     let mut cursor = "0".to_owned();
     let mut refused = None;
     let mut any = false;
-    loop {
+    let mut all = None;
+    for searched in (0..).step_by(STEP) {
+        if searched == FEW {
+            all = size(store, step)?;
+        }
+        if !each(Find::Searched(searched, all)) {
+            return Ok(());
+        }
         let (next, names) = store.request((Wants::List, None), Boot::now() + step, |wire| {
             let mut scan = cmd("SCAN");
             scan.arg(&cursor).arg("MATCH").arg("*:rlock1:token*").arg("COUNT").arg(STEP);
@@ -57,7 +66,7 @@ pub(super) fn list(
                 };
                 any = true;
                 let is_idle = look.is_free() && look.queue.is_empty();
-                if !is_idle && !each(Listed { key: key.clone(), look }) {
+                if !is_idle && !each(Find::Key(Box::new(Listed { key: key.clone(), look }))) {
                     return Ok(());
                 }
             }
@@ -66,5 +75,15 @@ pub(super) fn list(
             return refused.filter(|_| !any).map_or(Ok(()), Err);
         }
         cursor = next;
+    }
+    Ok(())
+}
+
+/// How many keys there are, which may be none of this user's business.
+fn size(store: &mut Redis, step: Duration) -> Reply<Option<u64>> {
+    match store.request((Wants::List, None), Boot::now() + step, |wire| cmd("DBSIZE").query(wire)) {
+        Ok(size) => Ok(Some(size)),
+        Err(Trouble::Refused(_)) => Ok(None),
+        Err(trouble) => Err(trouble),
     }
 }
