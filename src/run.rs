@@ -74,7 +74,7 @@ fn start<'a>(settings: &'a Settings, run: &'a RunSettings) -> anyhow::Result<Eve
     };
     sys::share_heap();
     let signals = Signals::block_all()?;
-    let cancel = Cancel::new().context(Error::Os("cannot open a descriptor".into()))?;
+    let cancel = Cancel::new().context(Error::Os("cannot open a descriptor (see ulimit -n)".into()))?;
     let mut store = store::open(&settings.store.url, settings.store.password_file.as_deref(), &cancel);
     if run.replicas > 0 {
         store.need_replicas(run.replicas).map_err(|trouble| Error::Config(trouble.to_string()))?;

@@ -77,7 +77,7 @@ impl<'a> EventLoop<'a> {
     pub(super) fn new(settings: &'a Settings, run: &'a RunSettings, parts: Parts) -> anyhow::Result<Self> {
         let Parts { program, signals, keeper, voice, worker, state, nest, claim, began } = parts;
         let timer = TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)
-            .context(Error::Os("cannot open a timer".into()))?;
+            .context(Error::Os("cannot open a timer (see ulimit -n)".into()))?;
         let account = Account::new(settings, run, voice, claim, began);
         Ok(Self {
             run,

@@ -132,8 +132,11 @@ fn stopped_at(stage: &Stage, at: u32, args: &[&str]) -> Running {
     let run = stage.rlock(args).env("LD_PRELOAD", library).env("STOP_AT", at.to_string()).start();
     let pid = run.pid().to_string();
     until("it is stopped", || (state(&pid) == Some('T')).then_some(()));
-    let locks = fs::read_to_string("/proc/locks").unwrap();
-    assert!(locks.lines().any(|line| line.split_whitespace().nth(4) == Some(&pid)), "it has no lock: {locks}");
+    // A list that others change while it is read can lack a line.
+    until("it has a lock", || {
+        let locks = fs::read_to_string("/proc/locks").unwrap();
+        locks.lines().any(|line| line.split_whitespace().nth(4) == Some(&pid)).then_some(())
+    });
     run
 }
 
