@@ -115,9 +115,13 @@ fn the_command_reads_the_terminal_and_stops_in_the_background_until_fg() {
     terminal.line("typed");
     assert_eq!(stage.written("read"), "typed");
     fs::remove_file(stage.path("read")).unwrap();
+    fs::remove_file(stage.path("pid")).unwrap();
     terminal.line("$R run -k job --ttl 60s -- sh reader &");
+    let pid = stage.written("pid");
     terminal.shows("rlock: `job`: stopped; the lease ends in ");
     terminal.line("fg; echo rc=$?");
+    // What is typed while the shell still reads single keys ends in no newline.
+    until("it goes on", || (state(&pid) != Some('T')).then_some(()));
     terminal.line("again");
     assert_eq!(stage.written("read"), "again");
     terminal.shows("rc=4");

@@ -29,7 +29,7 @@ _rlock_offer_keys() {
         case $cur in
             \'*) key=${key//"'"/"'\\''"} ;;
             \"*)
-                for char in '\' '"' '$' '`'; do
+                for char in \\ \" \$ \`; do
                     key=${key//"$char"/"\\$char"}
                 done
                 ;;
