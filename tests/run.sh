@@ -17,6 +17,12 @@ need script bsdutils
 need setsid util-linux
 need tmux tmux
 need ps procps
+need perl perl
+need ip iproute2
+need hostname hostname
+need sqlite3 sqlite3
+need systemd-analyze systemd
+need git git
 
 if [ -n "$missing" ]; then
     if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
