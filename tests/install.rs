@@ -68,6 +68,24 @@ fn it_installs_replaces_and_removes() {
 }
 
 #[test]
+fn a_clean_clone_has_all_it_installs_and_man_shows_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (clone, prefix) = (dir.path().join("clone"), dir.path().join("prefix"));
+    let cloned = Command::new("git").args(["clone", "-q", env!("CARGO_MANIFEST_DIR")]).arg(&clone).output().unwrap();
+    assert!(cloned.status.success(), "{}", said(&cloned));
+    let done =
+        Command::new(clone.join("install.sh")).args(["--binary", BINARY]).env("PREFIX", &prefix).output().unwrap();
+    assert!(done.status.success(), "{}", said(&done));
+    let pages = files_below(&prefix.join("share/man"));
+    assert!(pages.len() > 5, "{pages:?}");
+    for page in pages.iter().map(|page| page.file_stem().unwrap().to_str().unwrap()) {
+        let mut man = Command::new("man");
+        let shown = man.arg("-M").arg(prefix.join("share/man")).arg(page).env("MANPAGER", "cat").output().unwrap();
+        assert!(shown.status.success() && said(&shown).contains(&format!("{page}(1)")), "{page}: {}", said(&shown));
+    }
+}
+
+#[test]
 fn it_fails_in_one_line() {
     let dir = tempfile::tempdir().unwrap();
     for (words, part) in [
@@ -88,7 +106,7 @@ fn it_fails_in_one_line() {
 #[test]
 fn the_scripts_are_clean() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let scripts = ["install.sh", "tests/run.sh", ".ci/run", "src/command/completions/words.bash"];
+    let scripts = ["install.sh", "tests/run.sh", "benches/peers.sh", ".ci/run", "src/command/completions/words.bash"];
     let checked = Command::new("shellcheck").args(scripts).current_dir(root).output();
     let checked = checked.expect("shellcheck must be installed; tests/run.sh does that");
     assert!(checked.status.success(), "{}", said(&checked));

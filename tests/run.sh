@@ -19,6 +19,11 @@ need tmux tmux
 need ps procps
 need perl perl
 need cc gcc
+need ip iproute2
+need hostname hostname
+need sqlite3 sqlite3
+need systemd-analyze systemd
+need git git
 
 if [ -n "$missing" ]; then
     if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
