@@ -191,8 +191,10 @@ impl Asking {
             Err(Trouble::Config(text)) => Step::Over(self.leave(worker, End::Config(text))),
             Err(Trouble::Interrupted) => self.interrupted(worker),
             Err(trouble) => {
-                if matches!(trouble, Trouble::Unknown(_)) {
-                    self.trace = true;
+                let is_unknown = matches!(trouble, Trouble::Unknown(_));
+                self.trace |= is_unknown;
+                // A local store says that it is busy, but only when the whole try was not enough.
+                if is_unknown || now.since(sent) >= self.patience {
                     self.patience *= 2;
                 }
                 self.pause_after(worker, sent, trouble)

@@ -38,7 +38,8 @@ const SPARE: Duration = NOTICE.saturating_mul(2);
 const MOST_WATCHED: usize = 32;
 /// Waiters behind the head rest longer, each place by so much: the whole queue must not keep the key's directory busy.
 const REFRESH_PER_PLACE: Duration = Duration::from_millis(20);
-const LONGEST_REFRESH: Duration = Duration::from_secs(5);
+/// Below the heartbeat, with time for the operation.
+const LONGEST_REFRESH: Duration = Duration::from_secs(6);
 
 /// What is kept of a key.
 #[derive(Debug, Serialize, Deserialize)]

@@ -1,14 +1,19 @@
 //! A key's directory: found by the key's name, locked for one operation, removed when nothing is left to keep.
 
 use std::fmt::Write as _;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
 use std::time::Duration;
 
 use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, openat};
 use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::stat::{Mode, fstat, fstatat, mkdirat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, unlinkat};
@@ -26,9 +31,14 @@ const LONGEST_NAME: usize = 200;
 
 /// The pauses while another's operation is waited for, which takes a fraction of a millisecond.
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(2);
-/// When it is looked whether who holds it up was stopped, and how often again.
-const NUDGE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_micros(640);
+/// In a longer wait, when it is first looked whether anything goes on, and the longest time between two looks.
+const FIRST_LOOK: Duration = Duration::from_millis(20);
+const LONGEST_LOOK: Duration = Duration::from_secs(1);
+/// What a thread that only waits needs.
+const STACK: usize = 64 * 1024;
+
+const CANNOT_LOCK: &str = "cannot lock a key's directory";
 
 /// What a directory is wanted for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -131,6 +141,10 @@ fn open_in(parent: &OwnedFd, name: &str, flags: OFlag, make: bool) -> Result<Own
 }
 
 /// A lock that is waited for with an end: a process that is frozen in the middle of its operation keeps it.
+///
+/// Most are free at once or in a moment. For a longer wait a thread stands in the kernel's queue, which is fair and
+/// wakes one at a time: a thousand waiters that looked again and again would leave nothing of the processors to the one
+/// that has the lock.
 fn lock(
     at: &Address,
     mut fd: OwnedFd,
@@ -139,13 +153,26 @@ fn lock(
     by: Boot,
     cancel: &Cancel,
 ) -> Reply<Flock<OwnedFd>> {
-    let kind = if want == Want::Look { FlockArg::LockSharedNonblock } else { FlockArg::LockExclusiveNonblock };
-    let (mut rest, mut nudge) = (FIRST_PAUSE, Boot::now() + NUDGE);
-    loop {
-        match Flock::lock(fd, kind) {
+    let (soon, queued) = match want {
+        Want::Look => (FlockArg::LockSharedNonblock, FlockArg::LockShared),
+        Want::Change => (FlockArg::LockExclusiveNonblock, FlockArg::LockExclusive),
+    };
+    let mut rest = FIRST_PAUSE;
+    while rest <= LONGEST_PAUSE {
+        match Flock::lock(fd, soon) {
             Ok(locked) => return Ok(locked),
             Err((back, Errno::EWOULDBLOCK | Errno::EINTR)) => fd = back,
-            Err((_, errno)) => return Err(at.failed("cannot lock a key's directory", errno)),
+            Err((_, errno)) => return Err(at.failed(CANNOT_LOCK, errno)),
+        }
+        pause(cancel, rest.min(by.left()))?;
+        rest *= 2;
+    }
+    let mut progress = Record::written_at(&fd);
+    let mut look = FIRST_LOOK;
+    let standing = Standing::start(&fd, queued).map_err(|errno| at.failed(CANNOT_LOCK, errno))?;
+    loop {
+        if let Some(locked) = standing.wait(look.min(by.left()), cancel)? {
+            return locked.map_err(|errno| at.failed(CANNOT_LOCK, errno));
         }
         if by.left().is_zero() {
             let path = at.path()?.join(FOLDERS);
@@ -155,12 +182,48 @@ fn lock(
                  (fuser -v {path}/*)"
             )));
         }
-        if nudge.left().is_zero() {
+        let written = Record::written_at(&fd);
+        if written == progress {
             nudge::holders_of(identity);
-            nudge = Boot::now() + NUDGE;
         }
-        pause(cancel, rest.min(by.left()))?;
-        rest = (rest * 2).min(LONGEST_PAUSE);
+        progress = written;
+        look = (look * 2).min(LONGEST_LOOK);
+    }
+}
+
+/// A thread that waits in the kernel's queue for a lock. If nobody waits for it any more it lets the lock go at once.
+struct Standing {
+    bell: Arc<EventFd>,
+    locked: Receiver<Result<Flock<OwnedFd>, Errno>>,
+}
+
+impl Standing {
+    fn start(fd: &OwnedFd, kind: FlockArg) -> Result<Self, Errno> {
+        let code = |error: io::Error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EAGAIN));
+        let fd = fd.try_clone().map_err(code)?;
+        let bell = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+        let (sender, locked) = mpsc::channel();
+        let ringer = Arc::clone(&bell);
+        let stand = move || {
+            let locked = Flock::lock(fd, kind).map_err(|(_, errno)| errno);
+            // It comes back where it was given up, and is unlocked.
+            let _ = sender.send(locked);
+            // It only counts: it cannot be full.
+            let _ = ringer.write(1);
+        };
+        thread::Builder::new().name("lock".into()).stack_size(STACK).spawn(stand).map_err(code)?;
+        Ok(Self { bell, locked })
+    }
+
+    fn wait(&self, time: Duration, cancel: &Cancel) -> Reply<Option<Result<Flock<OwnedFd>, Errno>>> {
+        let (cancel, bell) = (cancel.as_fd(), self.bell.as_fd());
+        let mut fds = [PollFd::new(cancel, PollFlags::POLLIN), PollFd::new(bell, PollFlags::POLLIN)];
+        // A failure is a turn for nothing.
+        let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(time)), None);
+        if fds[0].any() == Some(true) {
+            return Err(Trouble::Interrupted);
+        }
+        Ok(self.locked.try_recv().ok())
     }
 }
 

@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, openat, posix_fallocate};
-use nix::sys::stat::{Mode, fstat};
+use nix::fcntl::{AtFlags, OFlag, openat, posix_fallocate};
+use nix::sys::stat::{Mode, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 /// The two files.
@@ -93,6 +93,14 @@ impl Record {
         }
         let file = self.files.get(at).ok_or(Errno::EBADF)?;
         file.write_all_at(&all, 0).map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
+    }
+
+    /// When the two files were last written, in nanoseconds; only to see whether anybody writes.
+    pub(super) fn written_at(folder: &OwnedFd) -> [i64; 2] {
+        NAMES.map(|name| {
+            let stat = fstatat(folder, name, AtFlags::AT_SYMLINK_NOFOLLOW);
+            stat.map_or(0, |stat| stat.st_mtime.wrapping_mul(1_000_000_000).wrapping_add(stat.st_mtime_nsec))
+        })
     }
 
     /// Removes whatever there is.
