@@ -12,7 +12,7 @@ use crate::{signal, timing};
 
 /// Something that happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Input {
+pub enum Input {
     /// Time has passed; perhaps much, after a stop or a suspend.
     Tick,
     /// A signal came to rlock.
@@ -57,7 +57,7 @@ pub(super) enum Input {
 
 /// Something to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Do {
+pub enum Do {
     /// Leave the queue; [`Input::NotObtained`] or [`Input::Released`] follows.
     GiveUp,
     /// Have the keeper start the command; [`Input::Started`] or [`Input::NotStarted`] follows.
@@ -86,13 +86,13 @@ pub(super) enum Do {
 
 /// How a run is to behave.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Manner {
+pub struct Manner {
     /// What the lease is timed by.
-    pub(super) plan: Plan,
+    pub plan: Plan,
     /// The first signal when the lease is lost.
-    pub(super) signal: i32,
+    pub signal: i32,
     /// Whether signals are passed on to the command.
-    pub(super) forward: bool,
+    pub forward: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +126,7 @@ fn is_job_control(number: i32) -> bool {
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// The state of a run.
-pub(super) struct Run {
+pub struct Run {
     manner: Manner,
     phase: Phase,
     lease: Option<Lease>,
@@ -144,7 +144,7 @@ pub(super) struct Run {
 
 impl Run {
     /// A run that has just asked for the key.
-    pub(super) fn new(manner: Manner) -> Self {
+    pub fn new(manner: Manner) -> Self {
         Self {
             manner,
             phase: Phase::Asking { giving_up: None },
@@ -159,12 +159,12 @@ impl Run {
     }
 
     /// The lease, once there is one.
-    pub(super) fn lease(&self) -> Option<&Lease> {
+    pub fn lease(&self) -> Option<&Lease> {
         self.lease.as_ref()
     }
 
     /// When [`Input::Tick`] is due at the latest.
-    pub(super) fn wake_at(&self) -> Option<Boot> {
+    pub fn wake_at(&self) -> Option<Boot> {
         let lease = match self.phase {
             Phase::Starting | Phase::Running | Phase::Counting | Phase::Ending { .. } => {
                 self.lease.as_ref().and_then(Lease::next_at)
@@ -179,7 +179,7 @@ impl Run {
     }
 
     /// What is to be done about `input` at `now`.
-    pub(super) fn next(&mut self, input: Input, now: Boot) -> Vec<Do> {
+    pub fn next(&mut self, input: Input, now: Boot) -> Vec<Do> {
         // The deadline goes first: after a pause what came in may be long out of date. But the keeper tells things in
         // their order, and an end that comes before its own signals came before any deadline; so nothing that is read
         // with it brings the deadline between. A tick follows them.

@@ -29,7 +29,7 @@ pub(super) struct Grant {
 
 /// How a wait ends without the key.
 #[derive(Debug)]
-pub(super) enum End {
+pub enum End {
     /// The store said that it is held; with `-n` or at the end of `--wait`.
     Busy { holders: Vec<Entry>, waited: Option<Duration>, now_ms: u64 },
     /// Somebody removed this claim from the queue.
@@ -65,7 +65,7 @@ struct Asking {
 
 /// Asks until there is an answer that ends it.
 pub(super) fn wait(worker: &mut Worker) -> Result<Grant, End> {
-    let began = Boot::now();
+    let began = worker.now();
     let mut asking = Asking {
         began,
         answered: began,
@@ -79,7 +79,7 @@ pub(super) fn wait(worker: &mut Worker) -> Result<Grant, End> {
         lapse: None,
     };
     loop {
-        let sent = Boot::now();
+        let sent = worker.now();
         if let Some(end) = asking.is_over(worker, sent) {
             return Err(asking.leave(worker, end));
         }
@@ -122,7 +122,7 @@ impl Asking {
     /// Busy is said only on the store's own word.
     fn timed_out(&self, worker: &Worker) -> End {
         if !self.heard_busy {
-            return End::Silent { after: Boot::now().since(self.answered), last: self.last.clone() };
+            return End::Silent { after: worker.now().since(self.answered), last: self.last.clone() };
         }
         End::Busy { holders: self.holders.clone(), waited: worker.work.wait, now_ms: worker.work.store.clock_ms() }
     }
@@ -140,7 +140,7 @@ impl Asking {
     }
 
     fn take(&mut self, worker: &mut Worker, sent: Boot, reply: Result<Answer, Trouble>) -> Step {
-        let now = Boot::now();
+        let now = worker.now();
         match reply {
             Ok(Answer::Granted { number, left_ms }) => {
                 let left = Duration::from_millis(left_ms);
@@ -243,20 +243,20 @@ impl Asking {
         if !self.trace {
             return end;
         }
+        let limit = if matches!(end, End::Silent { .. }) { last_word(worker.work.store_timeout) } else { LAST_WORD };
+        let by = worker.now() + limit;
         let work = &mut worker.work;
-        let by =
-            Boot::now() + if matches!(end, End::Silent { .. }) { last_word(work.store_timeout) } else { LAST_WORD };
         let mut dropped = work.store.drop_claim(&work.key, work.ask.id, work.ttl, by);
         if dropped == Err(Trouble::Interrupted) {
-            worker.cancel.clear();
+            worker.around.clear();
             dropped = work.store.drop_claim(&work.key, work.ask.id, work.ttl, by);
         }
         match (end, dropped) {
             (End::Busy { waited: Some(_), .. }, Err(trouble)) => {
-                End::Silent { after: Boot::now().since(self.answered), last: trouble }
+                End::Silent { after: worker.now().since(self.answered), last: trouble }
             }
             (End::Silent { after, last }, Err(_)) => {
-                End::Silent { after: after.max(Boot::now().since(self.answered)), last }
+                End::Silent { after: after.max(worker.now().since(self.answered)), last }
             }
             (end, _) => end,
         }
