@@ -182,7 +182,10 @@ impl Asking {
             Err(trouble) => {
                 if matches!(trouble, Trouble::Unknown(_)) {
                     self.trace = true;
-                    self.patience *= 2;
+                    // A connection that is refused at once says nothing of how slow the store is.
+                    if now.since(sent) >= self.patience {
+                        self.patience *= 2;
+                    }
                 }
                 self.pause_after(worker, sent, trouble)
             }
