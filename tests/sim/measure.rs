@@ -1,6 +1,24 @@
 //! What the constants of `timing.rs` cost and bring, measured: leases that are lost needlessly, and the time from one
 //! holder to the next. `RLOCK_MEASURE=n cargo test --test sim measure -- --nocapture --test-threads=1` prints `n` times as
-//! much as the short form needs.
+//! much as the short form needs. To try a constant, change it and measure again.
+//!
+//! As they are, with `RLOCK_MEASURE=2`, 200 h for each: losses in 1,000 h of holding, where 1, 2 and 5 % of the messages
+//! are lost, and the same with a server that freezes every two minutes, half the time for less than a second, one time in
+//! four for more than two (more than a ttl of 5 s or 2 s endures).
+//!
+//! | ttl | 1 % | 2 % | 5 % | 1 %, frozen | 2 % | 5 % | requests a minute |
+//! |---|---|---|---|---|---|---|---|
+//! | 30 s | 0 | 0 | 0 | 0 | 0 | 0 | 12 |
+//! | 5 s | 0 | 0 | 0 | 5,340 | 5,432 | 5,388 | 72 |
+//! | 2 s | 0 | 0 | 15 | 16,986 | 16,618 | 16,653 | 179 |
+//!
+//! A hundred waiters for one key, one in twenty of whom dies (round trip 0.4 ms):
+//!
+//! | lost messages | mean hand-over | longest idle | places lost | requests a command |
+//! |---|---|---|---|---|
+//! | 0 | 7.5 ms | 0.1 s | 0 of 800 | 5 |
+//! | 1 % | 75 ms | 5.6 s | 0 of 778 | 27 |
+//! | 5 % | 176 ms | 3.3 s | 0 of 764 | 58 |
 
 use crate::checker::Counts;
 use crate::clock::seconds;
