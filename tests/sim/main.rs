@@ -73,6 +73,7 @@
 //! | restored passes waiters | `claim.rs` | 7 | restored |
 //! | a drop frees before the tree is dead | `next.rs` | 420 | runs, so holds |
 //! | released on the first signal | `next.rs` | 835 | runs, so holds |
+//! | the first in the queue is passed | `claim.rs` | 121 | nobody is passed |
 //!
 //! Not caught, since something else stands before them: a grant that comes late and starts the command at once (the keeper
 //! refuses); `min(left, ttl)` without the minimum (the server's clock would have to go back).
