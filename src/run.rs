@@ -8,11 +8,17 @@
 mod account;
 mod clock_jump;
 mod event_loop;
-mod events;
-mod hold;
-mod next;
-mod wait;
-mod worker;
+// What decides is open to the simulator, tests/sim.
+#[doc(hidden)]
+pub mod events;
+#[doc(hidden)]
+pub mod hold;
+#[doc(hidden)]
+pub mod next;
+#[doc(hidden)]
+pub mod wait;
+#[doc(hidden)]
+pub mod worker;
 
 use std::os::fd::AsRawFd as _;
 use std::time::Duration;

@@ -30,10 +30,6 @@ use crate::settings::{RunSettings, Settings};
 use crate::signal::{self, Signals};
 use crate::sys;
 
-/// How long a release is retried: briefly, since the lease ends by itself.
-const RELEASE: Duration = Duration::from_secs(3);
-/// How long it may take although the lease has ended.
-const LATE_RELEASE: Duration = Duration::from_millis(500);
 /// How long the keeper may take to end.
 const BURIAL: Duration = Duration::from_millis(200);
 /// How long the lines before a start or a stop may take.
@@ -286,7 +282,7 @@ impl<'a> EventLoop<'a> {
         match todo {
             Do::GiveUp => {
                 self.account.waits_no_more();
-                self.worker.order(Order::Release { by: Boot::now() + RELEASE, keep_until: None });
+                self.worker.order(Order::give_up(Boot::now()));
             }
             Do::Spawn => {
                 if self.account.voice.has_terminal() {
@@ -339,10 +335,8 @@ impl<'a> EventLoop<'a> {
             }
             Do::Release { keep_until } => {
                 let now = Boot::now();
-                // Never past the deadline, but for one try: after a stop the thread may just have taken the claim again.
                 let deadline = self.state.lease().map_or(now, crate::lease::Lease::deadline);
-                let by = deadline.max(now + LATE_RELEASE).min(now + RELEASE);
-                self.let_go(Order::Release { by, keep_until });
+                self.let_go(Order::release(deadline, now, keep_until));
             }
             Do::Leave => self.let_go(Order::Leave),
             Do::Finish(exit) => self.exit = Some(exit),

@@ -9,7 +9,7 @@ use crate::lease::{Instants, Loss};
 
 /// Something that happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Input {
+pub enum Input {
     /// Time has passed; perhaps much, after a stop or a suspend.
     Tick,
     /// A signal came to rlock.
@@ -54,7 +54,7 @@ pub(super) enum Input {
 
 /// Something to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Do {
+pub enum Do {
     /// Leave the queue; [`Input::NotObtained`] or [`Input::Released`] follows.
     GiveUp,
     /// Have the keeper start the command; [`Input::Started`] or [`Input::NotStarted`] follows.

@@ -16,7 +16,7 @@ const JUDGED_BY: usize = 3;
 
 /// How a release ended.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Release {
+pub enum Release {
     /// The key is free, or the next waiter's.
     Done,
     /// The claim held no more when it was to be released.
@@ -51,7 +51,7 @@ fn keep(worker: &mut Worker, grant: Grant) -> Order {
     let mut round_trips = vec![worker.work.store.round_trip()];
     let mut clock = StoreClock::default();
     watch(worker, &mut clock, grant.sent);
-    if worker.sleep(pace.due().min(Boot::now() + timing::LISTEN_AFTER)).is_err()
+    if worker.sleep(pace.due().min(worker.now() + timing::LISTEN_AFTER)).is_err()
         && let Some(order) = worker.interrupted()
     {
         return order;
@@ -105,16 +105,17 @@ fn watch(worker: &Worker, clock: &mut StoreClock, sent: Boot) {
 
 /// Waits until the next try is due, or something may have changed. Only an interruption is an error.
 fn rest(worker: &mut Worker, pace: &mut Pace) -> Result<(), Trouble> {
-    while Boot::now() < pace.due() {
+    while worker.now() < pace.due() {
+        let now = worker.now();
         let work = &mut worker.work;
-        let until = pace.due().min(Boot::now() + timing::LONGEST_LISTEN);
+        let until = pace.due().min(now + timing::LONGEST_LISTEN);
         match work.store.wait(&work.key, work.ask.id, until) {
-            Ok(true) => pace.hurry(Boot::now()),
+            Ok(true) => pace.hurry(worker.now()),
             Ok(false) => {}
             Err(Trouble::Interrupted) => return Err(Trouble::Interrupted),
             // The store may have been started again without what it knew, and a call may have been lost.
             Err(Trouble::Unknown(_) | Trouble::Later(_) | Trouble::Os(_) | Trouble::TooFew(_)) => {
-                pace.unheard(Boot::now());
+                pace.unheard(worker.now());
                 worker.sleep(pace.due())?;
             }
             // A wake-up is only a hint: without it the next renewal tells.
@@ -125,8 +126,8 @@ fn rest(worker: &mut Worker, pace: &mut Pace) -> Result<(), Trouble> {
 }
 
 fn renew_once(worker: &mut Worker, pace: &mut Pace, renew: &Renew) -> Result<Option<Loss>, Trouble> {
+    let sent = worker.now();
     let work = &mut worker.work;
-    let sent = Boot::now();
     let limit = timing::try_limit(work.ttl, work.store.round_trip(), work.store.is_connected());
     match work.store.renew(&work.key, renew, sent + limit) {
         Ok(Renewal::Renewed { left_ms, restored }) => {
@@ -139,7 +140,7 @@ fn renew_once(worker: &mut Worker, pace: &mut Pace, renew: &Renew) -> Result<Opt
         Err(Trouble::Interrupted) => Err(Trouble::Interrupted),
         // Not known is not lost, and a refused login may be a password that is just being changed: the deadline decides.
         Err(trouble) => {
-            pace.failed(sent, Boot::now(), limit);
+            pace.failed(sent, worker.now(), limit);
             worker.tell(News::NotRenewed(trouble.to_string()));
             Ok(None)
         }
@@ -147,42 +148,43 @@ fn renew_once(worker: &mut Worker, pace: &mut Pace, renew: &Renew) -> Result<Opt
 }
 
 fn look(worker: &mut Worker) -> Option<crate::store::Look> {
+    let now = worker.now();
     let work = &mut worker.work;
     let limit = timing::try_limit(work.ttl, work.store.round_trip(), work.store.is_connected());
-    work.store.look(&work.key, Boot::now() + limit.min(timing::FIRST_PAUSE * 4)).ok()
+    work.store.look(&work.key, now + limit.min(timing::FIRST_PAUSE * 4)).ok()
 }
 
 /// Retried briefly, never past `by`.
 fn release(worker: &mut Worker, by: Boot, keep_until: Option<Boot>) -> Release {
-    let mut pace = Pace::new(worker.work.ttl, Boot::now());
+    let mut pace = Pace::new(worker.work.ttl, worker.now());
     // Whether an earlier try may have done it, and only its answer was lost.
     let mut may_be_done = false;
     loop {
+        let sent = worker.now();
         let work = &mut worker.work;
-        let sent = Boot::now();
         let limit = timing::try_limit(work.ttl, work.store.round_trip(), work.store.is_connected());
-        let trouble = match give_back(work, keep_until, by.min(sent + limit)) {
+        let trouble = match give_back(work, keep_until.map(|until| until.since(sent)), by.min(sent + limit)) {
             Ok(true) => return Release::Done,
             Ok(false) if may_be_done => return Release::Done,
             Ok(false) => return Release::NotOurs,
             Err(trouble) => trouble,
         };
         may_be_done |= matches!(trouble, Trouble::Unknown(_) | Trouble::Interrupted);
-        worker.cancel.clear();
-        pace.failed(sent, Boot::now(), limit);
+        worker.around.clear();
+        pace.failed(sent, worker.now(), limit);
         if pace.due() >= by {
             return Release::Unanswered(trouble.to_string());
         }
         // A second order cannot come: an interrupted sleep only makes the next try earlier.
         let _ = worker.sleep(pace.due());
-        worker.cancel.clear();
+        worker.around.clear();
     }
 }
 
 /// False where the claim did not hold. A lease that is kept answers every time until it ends, a dropped one only once.
-fn give_back(work: &mut Work, keep_until: Option<Boot>, by: Boot) -> Reply<bool> {
+fn give_back(work: &mut Work, keep: Option<Duration>, by: Boot) -> Reply<bool> {
     let (key, id, ttl) = (&work.key, work.ask.id, work.ttl);
-    match keep_until.map(Boot::left).filter(|left| !left.is_zero()) {
+    match keep.filter(|left| !left.is_zero()) {
         Some(left) => Ok(work.store.finish(key, id, left, ttl, by)? != Renewal::Gone),
         None => Ok(matches!(work.store.drop_claim(key, id, ttl, by)?, Dropped::Held(_))),
     }

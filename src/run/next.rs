@@ -13,17 +13,17 @@ use crate::{signal, timing};
 
 /// How a run is to behave.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Manner {
+pub struct Manner {
     /// What the lease is timed by.
-    pub(super) plan: Plan,
+    pub plan: Plan,
     /// The first signal when the lease is lost.
-    pub(super) signal: i32,
+    pub signal: i32,
     /// Whether signals are passed on to the command.
-    pub(super) forward: bool,
+    pub forward: bool,
     /// How long the command may run.
-    pub(super) max_runtime: Option<Duration>,
+    pub max_runtime: Option<Duration>,
     /// How long after the command's start the key is kept, if the command ends sooner.
-    pub(super) hold_at_least: Option<Duration>,
+    pub hold_at_least: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ fn is_job_control(number: i32) -> bool {
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// The state of a run.
-pub(super) struct Run {
+pub struct Run {
     manner: Manner,
     phase: Phase,
     lease: Option<Lease>,
@@ -81,7 +81,7 @@ pub(super) struct Run {
 
 impl Run {
     /// A run that has just asked for the key.
-    pub(super) fn new(manner: Manner) -> Self {
+    pub fn new(manner: Manner) -> Self {
         Self {
             manner,
             phase: Phase::Asking { giving_up: None },
@@ -99,12 +99,12 @@ impl Run {
     }
 
     /// The lease, once there is one.
-    pub(super) fn lease(&self) -> Option<&Lease> {
+    pub fn lease(&self) -> Option<&Lease> {
         self.lease.as_ref()
     }
 
     /// When [`Input::Tick`] is due at the latest.
-    pub(super) fn wake_at(&self) -> Option<Boot> {
+    pub fn wake_at(&self) -> Option<Boot> {
         let lease = match self.phase {
             Phase::Starting | Phase::Running | Phase::Counting | Phase::Ending { .. } => {
                 self.lease.as_ref().and_then(Lease::next_at)
@@ -125,7 +125,7 @@ impl Run {
     }
 
     /// What is to be done about `input` at `now`.
-    pub(super) fn next(&mut self, input: Input, now: Boot) -> Vec<Do> {
+    pub fn next(&mut self, input: Input, now: Boot) -> Vec<Do> {
         // The deadline goes first: after a pause what came in may be long out of date. But the keeper tells things in
         // their order, and an end that comes before its own signals came before any deadline; so nothing that is read
         // with it brings the deadline between. A tick follows them.

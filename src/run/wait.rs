@@ -16,6 +16,10 @@ fn last_word(store_timeout: Duration) -> Duration {
     LAST_WORD.min(store_timeout / 4)
 }
 
+/// The longest try of a store that has never answered. One message that is lost just when the store is there again costs
+/// as much: without an end it was up to 48 s of a `--store-timeout` of 120 s.
+const MOST_PATIENCE: Duration = Duration::from_secs(5);
+
 /// How many grants in a row may come too late: a pause of this host explains one or two, then the line is too slow.
 const MOST_LATE: u32 = 5;
 
@@ -29,7 +33,7 @@ pub(super) struct Grant {
 
 /// How a wait ends without the key.
 #[derive(Debug)]
-pub(super) enum End {
+pub enum End {
     /// The store said that it is held; with `-n` or at the end of `--wait`.
     Busy { holders: Vec<Entry>, waited: Option<Duration>, now_ms: u64 },
     /// Somebody removed this claim from the queue.
@@ -67,7 +71,7 @@ struct Asking {
 
 /// Asks until there is an answer that ends it.
 pub(super) fn wait(worker: &mut Worker) -> Result<Grant, End> {
-    let began = Boot::now() + worker.work.delay;
+    let began = worker.now() + worker.work.delay;
     while worker.sleep(began).is_err() {
         if worker.interrupted().is_some() {
             return Err(End::GivenUp);
@@ -86,7 +90,7 @@ pub(super) fn wait(worker: &mut Worker) -> Result<Grant, End> {
         lapse: None,
     };
     loop {
-        let sent = Boot::now();
+        let sent = worker.now();
         if let Some(end) = asking.is_over(worker, sent) {
             return Err(asking.leave(worker, end));
         }
@@ -129,7 +133,7 @@ impl Asking {
     /// Busy is said only on the store's own word.
     fn timed_out(&self, worker: &Worker) -> End {
         if !self.heard_busy {
-            return End::Silent { after: Boot::now().since(self.answered), last: self.last.clone() };
+            return End::Silent { after: worker.now().since(self.answered), last: self.last.clone() };
         }
         End::Busy { holders: self.holders.clone(), waited: worker.work.wait, now_ms: worker.work.store.clock_ms() }
     }
@@ -147,7 +151,7 @@ impl Asking {
     }
 
     fn take(&mut self, worker: &mut Worker, sent: Boot, reply: Result<Answer, Trouble>) -> Step {
-        let now = Boot::now();
+        let now = worker.now();
         match reply {
             Ok(Answer::Granted { number, left_ms }) => {
                 let left = Duration::from_millis(left_ms);
@@ -191,11 +195,10 @@ impl Asking {
             Err(Trouble::Config(text)) => Step::Over(self.leave(worker, End::Config(text))),
             Err(Trouble::Interrupted) => self.interrupted(worker),
             Err(trouble) => {
-                let is_unknown = matches!(trouble, Trouble::Unknown(_));
-                self.trace |= is_unknown;
-                // A local store says that it is busy, but only when the whole try was not enough.
-                if is_unknown || now.since(sent) >= self.patience {
-                    self.patience *= 2;
+                self.trace |= matches!(trouble, Trouble::Unknown(_));
+                // What fails at once says nothing of how slow the store is.
+                if now.since(sent) >= self.patience {
+                    self.patience = (self.patience * 2).min(MOST_PATIENCE);
                 }
                 self.pause_after(worker, sent, trouble)
             }
@@ -258,20 +261,20 @@ impl Asking {
         if !self.trace {
             return end;
         }
+        let limit = if matches!(end, End::Silent { .. }) { last_word(worker.work.store_timeout) } else { LAST_WORD };
+        let by = worker.now() + limit;
         let work = &mut worker.work;
-        let by =
-            Boot::now() + if matches!(end, End::Silent { .. }) { last_word(work.store_timeout) } else { LAST_WORD };
         let mut dropped = work.store.drop_claim(&work.key, work.ask.id, work.ttl, by);
         if dropped == Err(Trouble::Interrupted) {
-            worker.cancel.clear();
+            worker.around.clear();
             dropped = work.store.drop_claim(&work.key, work.ask.id, work.ttl, by);
         }
         match (end, dropped) {
             (End::Busy { waited: Some(_), .. }, Err(trouble)) => {
-                End::Silent { after: Boot::now().since(self.answered), last: trouble }
+                End::Silent { after: worker.now().since(self.answered), last: trouble }
             }
             (End::Silent { after, last }, Err(_)) => {
-                End::Silent { after: after.max(Boot::now().since(self.answered)), last }
+                End::Silent { after: after.max(worker.now().since(self.answered)), last }
             }
             (end, _) => end,
         }

@@ -1,5 +1,6 @@
 //! The store's thread: it asks, waits, renews and releases, so that the thread that owns the deadline never waits for
-//! a store. What it does is decided by [`crate::lease::Pace`] and the limits of `timing.rs`.
+//! a store. What it does is decided by [`crate::lease::Pace`] and the limits of `timing.rs`. The clock and the main
+//! thread stand behind [`Around`], so that a simulator can put its own time in their place.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,9 +18,14 @@ use crate::clock::Boot;
 use crate::lease::Loss;
 use crate::store::{Cancel, Key, Look, Store, Trouble};
 
+/// How long a release is retried: briefly, since the lease ends by itself.
+const RELEASE: Duration = Duration::from_secs(3);
+/// How long it may take although the lease has ended.
+const LATE_RELEASE: Duration = Duration::from_millis(500);
+
 /// What the thread is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub enum Order {
     /// Leave the queue, or release, and end; `by` bounds the tries. A lease that is held ends at `keep_until` instead,
     /// if that is ahead.
     Release { by: Boot, keep_until: Option<Boot> },
@@ -29,7 +35,7 @@ pub(super) enum Order {
 
 /// What the thread tells.
 #[derive(Debug)]
-pub(super) enum News {
+pub enum News {
     /// The claim waits.
     Waiting { position: usize, holders: Vec<Entry>, now_ms: u64 },
     /// The key is ours.
@@ -51,23 +57,49 @@ pub(super) enum News {
 }
 
 /// What the thread works on.
-pub(super) struct Work {
-    pub(super) store: Box<dyn Store>,
-    pub(super) key: Key,
-    pub(super) ask: Ask,
-    pub(super) ttl: Duration,
+pub struct Work {
+    pub store: Box<dyn Store>,
+    pub key: Key,
+    pub ask: Ask,
+    pub ttl: Duration,
     /// How long to rest before the first ask.
-    pub(super) delay: Duration,
+    pub delay: Duration,
     /// How long to wait for the key; none for ever. Zero with `ask.wait` false.
-    pub(super) wait: Option<Duration>,
+    pub wait: Option<Duration>,
     /// How long the store may be silent.
-    pub(super) store_timeout: Duration,
+    pub store_timeout: Duration,
+}
+
+/// The clock and the main thread, as the store's thread sees them.
+pub trait Around: Send {
+    /// The present instant.
+    fn now(&self) -> Boot;
+
+    /// Sleeps until `until` or until an order comes.
+    fn sleep(&self, until: Boot) -> Result<(), Trouble>;
+
+    /// Tells the main thread.
+    fn tell(&self, news: News);
+
+    /// The next order, if there is one.
+    fn order(&self) -> Option<Order>;
+
+    /// Waits for the next order, as long as it takes.
+    fn await_order(&self) -> Order;
+
+    /// Makes the store usable again after an order has interrupted it.
+    fn clear(&self);
 }
 
 /// The thread's own end.
-pub(super) struct Worker {
+pub struct Worker {
     pub(super) work: Work,
-    pub(super) cancel: Cancel,
+    pub(super) around: Box<dyn Around>,
+}
+
+/// What is around the thread of a real run.
+struct Thread {
+    cancel: Cancel,
     orders: Receiver<Order>,
     news: Sender<News>,
     bell: Bell,
@@ -102,7 +134,8 @@ pub(super) fn start(work: Work, cancel: Cancel) -> io::Result<Handle> {
     let bell = Arc::new(EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
     let (order_to, orders) = channel();
     let (news, news_from) = channel();
-    let mut worker = Worker { work, cancel: cancel.clone(), orders, news, bell: Bell(Arc::clone(&bell)) };
+    let around = Thread { cancel: cancel.clone(), orders, news, bell: Bell(Arc::clone(&bell)) };
+    let mut worker = Worker::new(work, Box::new(around));
     thread::Builder::new().name("renewal".into()).spawn(move || worker.run())?;
     Ok(Handle { orders: order_to, news: news_from, bell, cancel })
 }
@@ -146,39 +179,65 @@ impl AsFd for Handle {
 #[derive(Debug)]
 pub(super) struct ThreadGone;
 
+impl Order {
+    /// To leave the queue, or to release what was granted meanwhile.
+    pub fn give_up(now: Boot) -> Self {
+        Self::Release { by: now + RELEASE, keep_until: None }
+    }
+
+    /// To release: never past the deadline, but for one try: after a stop the thread may just have taken the claim
+    /// again. The lease ends at `keep_until` instead, if that is ahead.
+    pub fn release(deadline: Boot, now: Boot, keep_until: Option<Boot>) -> Self {
+        Self::Release { by: deadline.max(now + LATE_RELEASE).min(now + RELEASE), keep_until }
+    }
+}
+
 impl Worker {
-    fn run(&mut self) {
+    /// A worker on `work`.
+    pub fn new(work: Work, around: Box<dyn Around>) -> Self {
+        Self { work, around }
+    }
+
+    /// Obtains the key and holds it until an order comes.
+    pub fn run(&mut self) {
         match wait::wait(self) {
             Ok(grant) => hold::hold(self, grant),
             Err(end) => self.tell(News::NotObtained(end)),
         }
     }
 
-    pub(super) fn tell(&self, news: News) {
-        // A main thread that no longer listens is about to end.
-        let _ = self.news.send(news);
-        self.bell.ring();
+    pub(super) fn now(&self) -> Boot {
+        self.around.now()
     }
 
-    /// The order that interrupted a request, if one did. A main thread that is gone means: end.
+    pub(super) fn tell(&self, news: News) {
+        self.around.tell(news);
+    }
+
+    /// The order that interrupted a request, if one did.
     pub(super) fn interrupted(&self) -> Option<Order> {
-        self.cancel.clear();
-        match self.orders.try_recv() {
-            Ok(order) => Some(order),
-            Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => Some(Order::Leave),
-        }
+        self.around.clear();
+        self.around.order()
     }
 
     /// Waits for the next order, as long as it takes.
     pub(super) fn await_order(&self) -> Order {
-        let order = self.orders.recv().unwrap_or(Order::Leave);
-        self.cancel.clear();
+        let order = self.around.await_order();
+        self.around.clear();
         order
     }
 
-    /// Sleeps until `until` or until an order comes.
     pub(super) fn sleep(&self, until: Boot) -> Result<(), Trouble> {
+        self.around.sleep(until)
+    }
+}
+
+impl Around for Thread {
+    fn now(&self) -> Boot {
+        Boot::now()
+    }
+
+    fn sleep(&self, until: Boot) -> Result<(), Trouble> {
         loop {
             let left = until.left();
             if left.is_zero() {
@@ -191,5 +250,28 @@ impl Worker {
                 return Err(Trouble::Interrupted);
             }
         }
+    }
+
+    fn tell(&self, news: News) {
+        // A main thread that no longer listens is about to end.
+        let _ = self.news.send(news);
+        self.bell.ring();
+    }
+
+    /// A main thread that is gone means: end.
+    fn order(&self) -> Option<Order> {
+        match self.orders.try_recv() {
+            Ok(order) => Some(order),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => Some(Order::Leave),
+        }
+    }
+
+    fn await_order(&self) -> Order {
+        self.orders.recv().unwrap_or(Order::Leave)
+    }
+
+    fn clear(&self) {
+        self.cancel.clear();
     }
 }
