@@ -75,13 +75,7 @@ const OUT_OF_MEMORY: &str = "rlock: out of memory: a command that ran is ended, 
 /// Does what the command line says, and how it ended.
 pub fn main(words: impl IntoIterator<Item = OsString>) -> Exit {
     sys::keep_reserve(OUT_OF_MEMORY, exit::OS.into());
-    std::panic::set_hook(Box::new(|panic| {
-        let place = panic.location().map(ToString::to_string).unwrap_or_default();
-        let payload = panic.payload();
-        let text = payload.downcast_ref::<&str>().copied();
-        let what = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic");
-        say(&format!("internal error at {place}: {what}; please report it"));
-    }));
+    tell_panics();
     let done = catch_unwind(AssertUnwindSafe(|| match cli::parse(words) {
         Ok(cli) => dispatch(&cli),
         Err(Stop::Shown(text)) => report::print(&text).map(|()| Exit::Code(exit::OK)).map_err(Into::into),
@@ -112,6 +106,17 @@ fn told(error: &anyhow::Error) -> Exit {
     }
     say(&format!("{error:#}"));
     Exit::Code(error.downcast_ref().map_or(exit::SOFTWARE, Error::code))
+}
+
+/// From now on a panic is one line like any other.
+pub fn tell_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        let payload = panic.payload();
+        let text = payload.downcast_ref::<&str>().copied();
+        let what = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic");
+        say(&format!("internal error at {place}: {what}; please report it"));
+    }));
 }
 
 /// A last line, that no stuck stderr holds up.

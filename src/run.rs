@@ -36,7 +36,7 @@ use crate::nest::{self, Nest};
 use crate::report::{self, Outcome, Report, ReportFile, Voice, Who};
 use crate::settings::{Command, RunSettings, Settings, Wait};
 use crate::signal::Signals;
-use crate::store::{self, Cancel};
+use crate::store::{self, Cancel, Store};
 use crate::sys;
 
 use event_loop::EventLoop;
@@ -49,10 +49,19 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Runs the command under the lock. An error is what kept it from being asked for.
 pub fn run(settings: &Settings, run: &RunSettings) -> anyhow::Result<Exit> {
+    run_on(settings, run, |cancel| store::open(&settings.store.url, settings.store.password_file.as_deref(), cancel))
+}
+
+/// The same on the store that `open` opens.
+pub fn run_on(
+    settings: &Settings,
+    run: &RunSettings,
+    open: impl FnOnce(&Cancel) -> Box<dyn Store>,
+) -> anyhow::Result<Exit> {
     // Its descriptor is taken over before anything else is opened.
     let file = run.report.as_ref().map(ReportFile::open).transpose()?;
     let mut report = Report::new(&run.key, settings.store.url.name());
-    let ended = start(settings, run).and_then(|mut event_loop| {
+    let ended = start(settings, run, open).and_then(|mut event_loop| {
         let exit = event_loop.run();
         let account = event_loop.account();
         report = account.report.clone();
@@ -73,7 +82,11 @@ pub fn run(settings: &Settings, run: &RunSettings) -> anyhow::Result<Exit> {
 }
 
 /// Everything up to the first request: the order matters, since the keeper is forked before any thread exists.
-fn start<'a>(settings: &'a Settings, run: &'a RunSettings) -> anyhow::Result<EventLoop<'a>> {
+fn start<'a>(
+    settings: &'a Settings,
+    run: &'a RunSettings,
+    open: impl FnOnce(&Cancel) -> Box<dyn Store>,
+) -> anyhow::Result<EventLoop<'a>> {
     let program = match &run.command {
         Command::Shell(line) => Program::shell(line.clone())?,
         Command::Argv(words) => Program::find(words.clone())?,
@@ -81,7 +94,7 @@ fn start<'a>(settings: &'a Settings, run: &'a RunSettings) -> anyhow::Result<Eve
     sys::share_heap();
     let signals = Signals::block_all()?;
     let cancel = Cancel::new().context(Error::Os("cannot open a descriptor (see ulimit -n)".into()))?;
-    let mut store = store::open(&settings.store.url, settings.store.password_file.as_deref(), &cancel);
+    let mut store = open(&cancel);
     if run.replicas > 0 {
         store.need_replicas(run.replicas).map_err(|trouble| Error::Config(trouble.to_string()))?;
     }

@@ -91,8 +91,11 @@ pub fn not_renewed(name: &str, why: &str) -> String {
     format!("`{}`: not renewed just now: {why}", key(name))
 }
 
-/// That rlock's own thread is gone.
-pub fn thread_gone(name: &str) -> String {
+/// That rlock's own thread is gone, and whether it had the key by then.
+pub fn thread_gone(name: &str, holds: bool) -> String {
+    if !holds {
+        return format!("`{}`: rlock can no longer ask for it; not run", key(name));
+    }
     format!("`{}`: rlock can no longer renew the lease; it ends by itself, and the command before it", key(name))
 }
 

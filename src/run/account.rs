@@ -137,8 +137,9 @@ impl<'a> Account<'a> {
     /// Once the account is closed the thread ends as it should.
     pub(super) fn thread_gone(&mut self) {
         if !self.is_closed {
-            self.report.why = Some(report::thread_gone(self.key()));
-            self.voice.say(&report::thread_gone(self.key()));
+            let line = report::thread_gone(self.key(), self.granted.is_some());
+            self.voice.say(&line);
+            self.report.why = Some(line);
         }
     }
 

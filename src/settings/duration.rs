@@ -58,8 +58,31 @@ fn exact(duration: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::timing;
+
+    proptest! {
+        #[test]
+        fn what_is_printed_reads_back(secs in 0..YEAR.as_secs(), nanos in 0..1_000_000_000_u32) {
+            let time = Duration::new(secs, nanos);
+            for text in [humantime::format_duration(time).to_string(), format!("{secs}.{nanos:09}")] {
+                prop_assert_eq!(parse(&text, &ANY), Ok(time), "{}", text);
+            }
+        }
+
+        #[test]
+        fn no_text_is_too_strange(text in prop_oneof![".{0,20}", "[0-9.]{0,25}", "[0-9]{1,22}[a-zµ]{0,6} ?[0-9]{0,3}[a-z]?"]) {
+            match parse(&text, &TTL) {
+                Ok(time) => prop_assert!(TTL.contains(&time)),
+                Err(why) => {
+                    let is_named = why.starts_with(&format!("`{text}` "));
+                    prop_assert!(is_named && why.contains("from 2s to 24h"), "{}", why);
+                }
+            }
+        }
+    }
 
     const TTL: RangeInclusive<Duration> = timing::LEAST_TTL..=timing::GREATEST_TTL;
     const ANY: RangeInclusive<Duration> = Duration::ZERO..=YEAR;

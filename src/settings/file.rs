@@ -178,8 +178,28 @@ fn text_of(kind: Kind, value: &DeValue<'_>) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
+    use proptest::prelude::*;
 
     use super::*;
+
+    proptest! {
+        #[test]
+        fn no_text_is_too_strange(text in prop_oneof![
+            ".{0,60}",
+            "((ttl|url|json|wait|x) ?= ?(true|[0-9]{1,4}|'[a-z]{0,3}'|\\[('a',?){0,2}\\]|\\{|.{0,4})(#.{0,3})?\n){0,5}",
+            "(\\[[a-z.]{0,5}\\]\n|\"\"\"|'{3}|[a-z]=\\{[a-z]=1\\}|\n){0,8}",
+        ]) {
+            match File::parse(Path::new("/f.toml"), &text) {
+                Ok(file) => prop_assert!(file.values.keys().all(|name| KEYS.iter().any(|(known, ..)| known == name))),
+                Err(error) => {
+                    let said = error.to_string();
+                    let line = said.strip_prefix("/f.toml:").and_then(|rest| rest.split(':').next()?.parse().ok());
+                    let lines = text.split('\n').count();
+                    prop_assert!(line.is_some_and(|line: usize| (1..=lines).contains(&line)), "{}", said);
+                }
+            }
+        }
+    }
 
     fn parse(text: &str) -> Result<File, String> {
         File::parse(Path::new("/f.toml"), text).map_err(|error| {

@@ -72,7 +72,35 @@ fn in_class<'a>(class: &'a [u8], character: &[u8]) -> (bool, &'a [u8]) {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    /// The same by trying everything.
+    fn slowly(glob: &[u8], text: &[u8]) -> bool {
+        match glob {
+            [] => text.is_empty(),
+            [b'*', rest @ ..] => (0..=text.len()).any(|taken| slowly(rest, &text[taken..])),
+            _ => !text.is_empty() && one(glob, text).is_some_and(|(glob, text)| slowly(glob, text)),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_glob_is_too_strange(glob in r"[ab*?\[\]\\^-]{0,9}", text in "[ab^-]{0,7}", noise: Vec<u8>) {
+            prop_assert_eq!(matches(glob.as_bytes(), text.as_bytes()), slowly(glob.as_bytes(), text.as_bytes()));
+            let escaped: Vec<u8> = noise.iter().flat_map(|byte| [b'\\', *byte]).collect();
+            prop_assert!(matches(&escaped, &noise) && matches(b"*", &noise));
+            // Any bytes on either side, however it ends.
+            let _ = (matches(&noise, text.as_bytes()), matches(&noise, &noise));
+        }
+
+        #[test]
+        fn a_glob_of_stars_takes_no_time(stars in 1..250_usize) {
+            let glob = [&b"*a".repeat(stars)[..], b"b"].concat();
+            prop_assert!(!matches(&glob, &b"a".repeat(512)));
+        }
+    }
 
     #[test]
     fn globs_match_as_in_redis() {

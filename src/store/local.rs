@@ -41,6 +41,9 @@ const REFRESH_PER_PLACE: Duration = Duration::from_millis(20);
 /// Below the heartbeat, with time for the operation.
 const LONGEST_REFRESH: Duration = Duration::from_secs(6);
 
+/// The greatest number in a record: as far as every language counts exactly.
+const GREATEST: u64 = (1 << 53) - 1;
+
 /// What is kept of a key.
 #[derive(Debug, Serialize, Deserialize)]
 struct Saved {
@@ -59,6 +62,15 @@ impl Saved {
         let origin = wall.saturating_sub(Boot::now().since_boot());
         let state = State { number, ..State::default() };
         Self { boot: boot.to_owned(), key: key.to_owned(), origin_us: us(origin), state }
+    }
+
+    /// Whether every number is one that rlock could have written: then no sum of two runs over.
+    fn is_sane(&self) -> bool {
+        let State { number, holders, queue, traces } = &self.state;
+        let entries = holders.iter().chain(queue);
+        let entries = entries.flat_map(|entry| [entry.number, entry.since_ms, entry.until_ms, entry.ttl_ms]);
+        let all = entries.chain(traces.iter().map(|trace| trace.until_ms)).chain([*number, self.origin_us]);
+        all.max().is_some_and(|greatest| greatest <= GREATEST)
     }
 
     fn now_us(&self) -> u64 {
@@ -222,6 +234,12 @@ impl Local {
         }
         let saved: Saved = serde_json::from_slice(&record.text)
             .map_err(|error| Trouble::Config(format!("{}: a record of a key cannot be read: {error}", self.address)))?;
+        if !saved.is_sane() {
+            return Err(Trouble::Config(format!(
+                "{}: a record of a key has numbers that no rlock writes; remove its directory in keys",
+                self.address
+            )));
+        }
         if key.is_some_and(|key| saved.key != key.as_str()) {
             let other = crate::text::shown(&saved.key, 40);
             return Err(Trouble::Config(format!(

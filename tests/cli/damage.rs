@@ -124,13 +124,6 @@ fn a_directory_that_rlock_may_not_use_is_78_and_one_line() {
     assert!(!stage.path("ran").exists());
 }
 
-/// A program that starts rlock here.
-fn through(stage: &Stage, program: &str, args: &[&str]) -> Cmd {
-    let mut command = Command::new(program);
-    command.args(args).current_dir(stage.dir.path()).stdin(Stdio::null());
-    Cmd(command).env("RLOCK_URL", stage.url()).env("RLOCK_CONFIG", "/dev/null")
-}
-
 const RLOCK: &str = env!("CARGO_BIN_EXE_rlock");
 
 #[test]
@@ -138,7 +131,7 @@ fn a_limit_of_file_sizes_is_one_line_and_breaks_no_record() {
     let stage = stage_with_go();
     let limited = |wait: &[&str]| {
         let run = [&["--fsize=512", RLOCK, "run", "-k", "job"], wait, &["--", "touch", "ran"]].concat();
-        through(&stage, "prlimit", &run).done()
+        stage.through("prlimit", &run).done()
     };
     limited(&["-n"]).says(78, &[&stage.url(), "File too large", "ulimit -f"]);
     let holder = stage.run("job", &UNTIL_GO).start();
@@ -164,7 +157,7 @@ fn too_few_descriptors_are_one_line_and_sixteen_are_enough() {
         let line = format!(
             "for fd in $(seq 3 15); do eval \"exec $fd>&-\"; done; ulimit -n {most}; exec {RLOCK} run -k job -n -- echo in"
         );
-        let done = through(&stage, "bash", &["-c", &line]).done();
+        let done = stage.through("bash", &["-c", &line]).done();
         let code = done.status.code().unwrap();
         codes.push(code);
         if code == 0 {

@@ -1,3 +1,5 @@
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -189,6 +191,67 @@ fn a_wholly_stopped_tree_is_dead_before_the_lease() {
     dies_before_the_key_passes(&stage, &tree, id);
     tree.run.signal(Signal::SIGCONT);
     tree.run.done().code(79);
+}
+
+/// Processes that do nothing at all, not even on a signal, while time goes on: as in a suspended machine.
+struct Suspended(Child);
+
+impl Suspended {
+    fn all<'a>(pids: impl IntoIterator<Item = &'a String>) -> Self {
+        let threads = |pid: &String| std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+        let threads = pids.into_iter().flat_map(threads).map(|thread| thread.path()).collect::<Vec<_>>();
+        let ids = threads.iter().map(|thread| thread.file_name().unwrap());
+        // They go on when their tracer ends. Seize, then interrupt.
+        let line = "my $call = shift; for my $id (@ARGV) { for my $what (0x4206, 0x4207) { \
+                    syscall($call, $what, $id + 0, 0, 0) == 0 or die \"$id: $!\" } } <STDIN>";
+        let mut perl = Command::new("perl");
+        perl.args(["-e", line, &libc::SYS_ptrace.to_string()]).args(ids).stdin(Stdio::piped());
+        let suspended = Self(perl.spawn().unwrap());
+        let is_suspended = |thread: &PathBuf| {
+            let stat = std::fs::read_to_string(thread.join("stat")).unwrap();
+            stat.rsplit(')').next().unwrap().trim_start().starts_with('t')
+        };
+        until("all are suspended", || threads.iter().all(is_suspended).then_some(()));
+        suspended
+    }
+}
+
+impl Drop for Suspended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn after_a_suspend_beyond_the_lease_the_tree_ends_at_once() {
+    for args in [&["--ttl", "2s"][..], &["--ttl", "2s", "--on-lost", "kill"]] {
+        let stage = Stage::new();
+        let tree = Tree::start(&stage, args, &stubborn());
+        let (rlock, keeper) = (tree.run.pid().to_string(), tree.keeper());
+        let suspended = Suspended::all(tree.pids.iter().chain([&rlock, &keeper]));
+        until("the key has lapsed", || (!stage.is_held("job")).then_some(()));
+        assert!(tree.pids.iter().all(|pid| is_alive(pid)), "they were not suspended");
+        drop(suspended);
+        tree.is_dead_within(Duration::from_millis(500));
+        tree.run.done().says(79, &["`job`", "lease"]);
+        assert!(!stage.is_held("job") && !is_alive(&keeper));
+    }
+}
+
+#[test]
+fn a_short_suspend_costs_nothing() {
+    let stage = Stage::new();
+    let mut tree = Tree::start(&stage, &["--ttl", "20s"], TREE);
+    let (rlock, keeper, before) = (tree.run.pid().to_string(), tree.keeper(), stage.held("job"));
+    let suspended = Suspended::all(tree.pids.iter().chain([&rlock, &keeper]));
+    // The renewal is overdue then.
+    until("a third of the lease is over", || (stage.left("job") < Duration::from_secs(13)).then_some(()));
+    drop(suspended);
+    until("it is renewed", || (stage.held("job").until_ms > before.until_ms).then_some(()));
+    assert!(!tree.run.is_over() && tree.pids.iter().all(|pid| is_alive(pid)));
+    tree.run.signal(Signal::SIGTERM);
+    tree.run.done().died(Signal::SIGTERM);
 }
 
 #[test]

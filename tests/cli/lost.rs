@@ -1,6 +1,9 @@
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use nix::unistd::geteuid;
 use rlock::clock::Boot;
 use serde_json::Value;
 
@@ -183,4 +186,44 @@ fn force_release_now_passes_the_key_at_once_and_removes_foreign_ones() {
     assert_eq!(stage.redis::<String>(&["GET", "job"]), "theirs");
     stage.rlock(["force-release", "job", "--yes", "--now"]).done().code(0);
     assert!(!stage.is_held("job"));
+}
+
+/// As `rlock run -- sudo cmd`: the command makes itself somebody whom rlock may not signal.
+#[test]
+fn what_has_risen_above_rlock_is_named_and_rlock_ends_all_the_same() {
+    assert!(geteuid().is_root(), "this test must run as root: it makes a program that others run as root");
+    let stage = Stage::new();
+    fs::set_permissions(stage.dir.path(), Permissions::from_mode(0o777)).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_rlock"), stage.path("rlock")).unwrap();
+    fs::copy("/usr/bin/setpriv", stage.path("rise")).unwrap();
+    fs::set_permissions(stage.path("rise"), Permissions::from_mode(0o4755)).unwrap();
+    let rise = "./rise --reuid=0 --regid=0 --clear-groups sh -c 'echo $$ > risen; exec sleep 100'";
+    for (line, how) in [(format!("exec {rise}"), "first"), (format!("{rise} & echo $$ > below; wait"), "child")] {
+        let own =
+            ["--reuid=64340", "--clear-groups", "./rlock", "run", "-kjob", "--ttl=2s", "--report=report", "-c", &line];
+        let mut run = stage.through("setpriv", &own).start();
+        let risen = stage.written("risen");
+        until("it is called sleep", || {
+            (fs::read_to_string(format!("/proc/{risen}/comm")).ok()? == "sleep\n").then_some(())
+        });
+        let keeper = crate::rlock::children(&run.pid().to_string()).remove(0);
+        stage.server().freeze();
+        until("rlock ends", || run.is_over().then_some(()));
+        stage.server().thaw();
+        let done = run.done().code(79);
+        let lines: Vec<_> = done.stderr.lines().collect();
+        assert!(lines.iter().all(|line| line.starts_with("rlock: ")), "{lines:?}");
+        let named = lines.iter().filter(|line| line.contains(&risen) && line.contains("sleep")).count();
+        assert!(named > 0, "{how}: nobody is named in {lines:?}");
+        assert!(stage.written("report").contains(&format!("\"unkilled\":[{risen}]")), "{}", stage.written("report"));
+        assert!(is_alive(&risen), "{how}: it was stopped, and this test shows nothing");
+        until("the keeper ends too", || (!is_alive(&keeper)).then_some(()));
+        if how == "child" {
+            assert!(!is_alive(&stage.written("below")), "what could be stopped runs on");
+        }
+        crate::rlock::send(&risen, Signal::SIGKILL);
+        fs::remove_file(stage.path("risen")).unwrap();
+        fs::remove_file(stage.path("report")).unwrap();
+        until("the key has lapsed", || (!stage.is_held("job")).then_some(()));
+    }
 }

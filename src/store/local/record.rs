@@ -19,6 +19,8 @@ const NAMES: [&str; 2] = ["a", "b"];
 const LAYOUT: &[u8] = b"rlock1 ";
 /// The length of the first line: layout, turn, length, sum.
 const HEAD: usize = LAYOUT.len() + 17 + 9 + 17;
+/// The longest text that is read: more than ten thousand waiters with full records.
+const LONGEST: usize = 32 << 20;
 /// Files grow by so much.
 const BLOCK: u64 = 4096;
 
@@ -74,16 +76,19 @@ impl Record {
         };
         let word = |from: usize, to: usize| u64::from_str_radix(std::str::from_utf8(&rest[from..to]).ok()?, 16).ok();
         let (Some(turn), Some(length), Some(sum)) = (word(0, 16), word(17, 25), word(26, 42)) else { return Ok(None) };
-        let (Ok(length), true) = (usize::try_from(length), length <= fstat(file)?.st_size.unsigned_abs()) else {
-            return Ok(None);
-        };
+        let is_there = length <= fstat(file)?.st_size.unsigned_abs();
+        let (Ok(length @ ..=LONGEST), true) = (usize::try_from(length), is_there) else { return Ok(None) };
         let mut text = vec![0; length];
-        let whole = file.read_exact_at(&mut text, HEAD as u64).is_ok() && sum == sum_of(turn, &text);
+        // After the last turn of all there would be none; rlock does not get so far.
+        let whole = file.read_exact_at(&mut text, HEAD as u64).is_ok() && sum == sum_of(turn, &text) && turn < u64::MAX;
         Ok(whole.then_some(Self { turn, at, text, files: Vec::new() }))
     }
 
     /// Writes `text` after this record. Where it fails, this record stands.
     pub(super) fn write(&self, text: &[u8]) -> Result<(), Errno> {
+        if text.len() > LONGEST {
+            return Err(Errno::EFBIG);
+        }
         let (turn, at) = (self.turn + 1, if self.is_missing() { 0 } else { 1 - self.at });
         let mut all = LAYOUT.to_vec();
         all.extend(format!("{turn:016x} {:08x} {:016x}\n", text.len(), sum_of(turn, text)).bytes());
@@ -133,6 +138,8 @@ fn sum_of(turn: u64, text: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn folder() -> (tempfile::TempDir, OwnedFd) {
@@ -168,6 +175,50 @@ mod tests {
         let (dir, fd) = folder();
         std::fs::write(dir.path().join("a"), format!("rlock2 {:4096}", "")).unwrap();
         assert_eq!(Record::read(&fd, true).unwrap_err(), NEWER);
+    }
+
+    #[test]
+    fn a_length_that_is_announced_takes_no_memory() {
+        let (dir, fd) = folder();
+        let text = b"whole";
+        let head = |turn: u64, length: usize| format!("rlock1 {turn:016x} {length:08x} {:016x}\n", sum_of(turn, text));
+        std::fs::write(dir.path().join("a"), [head(1, 5).as_bytes(), text].concat()).unwrap();
+        // As large as it says, without a block on the disk.
+        std::fs::write(dir.path().join("b"), head(2, 0xffff_ffff)).unwrap();
+        File::options().write(true).open(dir.path().join("b")).unwrap().set_len(5 << 30).unwrap();
+        let began = resident();
+        assert_eq!(Record::read(&fd, true).unwrap().text, text);
+        assert!(resident() < began + (1 << 30));
+        std::fs::write(dir.path().join("b"), [head(u64::MAX, 5).as_bytes(), text].concat()).unwrap();
+        Record::read(&fd, true).unwrap().write(b"next").unwrap();
+        assert_eq!(Record::read(&fd, true).unwrap().text, b"next");
+    }
+
+    /// The most memory that this process has had, in bytes.
+    fn resident() -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_broken_the_record_is_one_that_was_written(at in 0..HEAD + 13, byte: u8, both: bool) {
+            let (dir, fd) = folder();
+            for text in ["the first one", "the second one"] {
+                Record::read(&fd, true).unwrap().write(text.as_bytes()).unwrap();
+            }
+            for name in NAMES.iter().take(1 + usize::from(both)) {
+                let path = dir.path().join(name);
+                let mut bytes = std::fs::read(&path).unwrap();
+                bytes[at] = byte;
+                std::fs::write(&path, bytes).unwrap();
+            }
+            match Record::read(&fd, true) {
+                Ok(read) => prop_assert!(matches!(&read.text[..], b"the first one" | b"the second one" | b"")),
+                Err(errno) => prop_assert_eq!(errno, NEWER),
+            }
+        }
     }
 
     #[test]

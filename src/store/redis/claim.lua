@@ -15,6 +15,7 @@ local KEY, QUEUE, WAITERS, HOLDERS, TOKEN, GONE, LOG, WAKE = unpack(KEYS)
 local HEARTBEAT, WINDOW, TOMBSTONE, WEEK = 10000, 3000, 60000, 604800000
 local MARKER = '{"rlock":1,"holders":"aside"}'
 local LONGEST_VALUE, MOST_SHOWN = 4096, 8
+local GREATEST = 9007199254740991
 local ENTRY = '^{"rlock":1,"id":"(%x+)","limit":(%d+),"process":([01]),"token":(%d+),'
   .. '"since_ms":(%d+),"until_ms":(%d+),"ttl_ms":(%d+)(.*)}$'
 
@@ -41,7 +42,7 @@ local function parse(text)
     since = tonumber(since), ends = tonumber(ends), ttl = tonumber(lease), tail = tail,
   }
   local greatest = math.max(e.token, e.since, e.ends, e.ttl)
-  return e.limit < 4294967296 and greatest < 9007199254740992 and e or nil
+  return e.limit < 4294967296 and greatest <= GREATEST and e or nil
 end
 
 local function text(e)
@@ -55,6 +56,10 @@ end
 -- `marked`: the holders stand in the side hash.
 local holders, foreign, marked, changed = {}, false, false, false
 local number = tonumber(redis.call('GET', TOKEN) or 0) or 0
+-- One that no rlock has written. The clock stands in for it.
+if not (number >= 0 and number < GREATEST) then
+  number = 0
+end
 
 local function load()
   local kind = redis.call('TYPE', KEY).ok
@@ -187,7 +192,7 @@ local function mark(who, ends, condemned)
     redis.call('ZADD', GONE, int(ends), who)
   end
   local last = redis.call('ZREVRANGE', GONE, 0, 0, 'WITHSCORES')[2]
-  redis.call('PEXPIREAT', GONE, int(tonumber(last)))
+  redis.call('PEXPIREAT', GONE, int(math.min(tonumber(last), GREATEST)))
 end
 
 local function may_hold(limit)

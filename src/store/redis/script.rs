@@ -6,7 +6,7 @@
 //! traces with their ends: an id is a tombstone, an id behind `c:` a condemned mark.
 
 use std::borrow::Cow;
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use redis::{Cmd, Value};
 
@@ -17,7 +17,7 @@ use crate::text::cut;
 /// The script.
 pub const SOURCE: &str = include_str!("claim.lua");
 /// The script's name for `EVALSHA`. A test asks a server for it.
-pub const SHA1: &str = "6d04e50185052ceada0b5faed906228044538c9b";
+pub const SHA1: &str = "86206ac5d7cfb8b6e2968b937473719597814338";
 /// What the key holds while its holders stand in the side key `holders`.
 pub const MARKER: &str = r#"{"rlock":1,"holders":"aside"}"#;
 /// A string longer than this is not rlock's, and is not read.
@@ -247,8 +247,23 @@ pub(super) fn entry(value: &Value) -> Option<Entry> {
 }
 
 fn nonsense(value: &impl fmt::Debug) -> String {
-    let dump = format!("{value:?}").escape_debug().to_string();
-    format!("the server's answer makes no sense: {}", cut(&dump, 200))
+    let mut dump = Beginning(String::new());
+    // It ends with an error where the rest is not wanted.
+    let _ = write!(dump, "{value:?}");
+    format!("the server's answer makes no sense: {}", cut(&dump.0.escape_debug().to_string(), MOST_SHOWN))
+}
+
+/// As much of an answer as is shown, in bytes.
+const MOST_SHOWN: usize = 200;
+
+/// The beginning of a text that may be long.
+struct Beginning(String);
+
+impl fmt::Write for Beginning {
+    fn write_str(&mut self, part: &str) -> fmt::Result {
+        self.0.push_str(cut(part, MOST_SHOWN));
+        if self.0.len() < MOST_SHOWN { Ok(()) } else { Err(fmt::Error) }
+    }
 }
 
 /// An entry as the store keeps it: compact JSON whose own members come first and in this order, so that the script
