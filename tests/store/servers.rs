@@ -16,6 +16,7 @@ use rlock::clock::Boot;
 pub(crate) struct Server {
     dir: tempfile::TempDir,
     lines: Vec<String>,
+    environment: Vec<(String, String)>,
     port: u16,
     child: Option<Child>,
 }
@@ -28,9 +29,15 @@ impl Server {
 
     /// The same with further lines of configuration.
     pub(crate) fn with(lines: &[&str]) -> Self {
+        Self::under(&[], lines)
+    }
+
+    /// The same with further variables in its environment.
+    pub(crate) fn under(environment: &[(&str, &str)], lines: &[&str]) -> Self {
         let dir = tempfile::Builder::new().prefix("rlock-").tempdir().expect("a temporary directory");
         let lines = lines.iter().map(|&line| line.to_owned()).collect();
-        let mut server = Self { dir, lines, port: 0, child: None };
+        let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let mut server = Self { dir, lines, environment, port: 0, child: None };
         // Between our look and its bind another process can take the port.
         for _ in 0..5 {
             server.port = free_port();
@@ -120,6 +127,7 @@ impl Server {
         let log = File::options().create(true).append(true).open(path.join("log")).expect("the log");
         let child = Command::new("redis-server")
             .arg(path.join("redis.conf"))
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("the log"))
             .stderr(log)
