@@ -84,6 +84,12 @@ impl Proxy {
         Self { port, ways }
     }
 
+    /// Its port on 127.0.0.1.
+    #[allow(dead_code, reason = "for what is not reached by a URL")]
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Its URL.
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)

@@ -41,7 +41,8 @@ pub(crate) fn read(text: &str) -> Vec<Life> {
         if let Some(start) = what.strip_prefix("start:").filter(|_| who == "first") {
             let parts: Vec<&str> = start.split(':').collect();
             let [_, token, claim] = parts[..] else { panic!("{line}") };
-            let (token, claim) = (token.parse().unwrap(), claim.to_owned());
+            // Other wrappers give none.
+            let (token, claim) = (if token == "-" { 0 } else { token.parse().unwrap() }, claim.to_owned());
             let life = Life { run, key, claim, token, from: at, to: at, has_ended: false, judged: false };
             assert!(lives.insert(run, life).is_none(), "run {run} ran its command twice");
         }

@@ -18,6 +18,7 @@ mod proxy;
 mod rlock;
 #[path = "../../store/servers.rs"]
 mod servers;
+mod table;
 mod world;
 
 use std::env;
@@ -46,10 +47,11 @@ fn main() -> ExitCode {
     if let Some(code) = command::main(&words) {
         return code;
     }
-    let trials: [(&str, fn()); 4] = [
+    let trials: [(&str, fn()); 5] = [
         ("the_checks_see_what_they_are_to_see", history::sees),
         ("a_step_of_the_servers_clock_is_seen", a_step_is_seen),
         ("commands_that_go_on_without_their_lease_are_seen", warned_is_seen),
+        ("side_by_side_with_other_wrappers", table::side_by_side),
         ("whatever_befalls_no_two_are_inside_at_once", worlds),
     ];
     let trials = trials.into_iter().map(|(name, test)| {
@@ -82,7 +84,12 @@ fn worlds() {
                 loop {
                     let world = next.fetch_add(1, Ordering::Relaxed);
                     let figures = play(seed, world);
-                    sum.lock().unwrap().add(figures);
+                    let mut sum = sum.lock().unwrap();
+                    sum.add(figures);
+                    if seconds > 10 * SECONDS && world % 50 == 49 {
+                        println!("so far: {sum}");
+                    }
+                    drop(sum);
                     if only.is_some() || Boot::now() >= end {
                         return;
                     }
@@ -102,7 +109,11 @@ fn worlds() {
 
 fn play(seed: u64, world: u64) -> Figures {
     let ground = GROUNDS[usize::try_from(world).unwrap() % GROUNDS.len()];
-    let past = world::play(Plan::new(seed, world, ground, LASTS));
+    let plan = Plan::new(seed, world, ground, LASTS);
+    if given("RLOCK_WORLD").is_some() {
+        println!("{:#?}", plan.faults.iter().map(|fault| format!("{fault:?}")).collect::<Vec<_>>());
+    }
+    let past = world::play(plan);
     let figures = judge::judge(&past);
     if !figures.is_clean() {
         println!("RLOCK_SEED={seed} RLOCK_WORLD={world} is kept in {}\n{figures}", past.keep().display());

@@ -140,7 +140,8 @@ impl What {
     pub(crate) fn loses(&self) -> bool {
         match self {
             Self::Line { how, .. } => matches!(how, Line::LostLost | Line::LostOpen | Line::OpenLost | Line::Cut),
-            Self::Server(how) => !matches!(how, Upheaval::Freeze | Upheaval::ClientPause | Upheaval::ScriptFlush),
+            // A server that pauses its clients forgets what those had sent who closed meanwhile.
+            Self::Server(how) => !matches!(how, Upheaval::Freeze | Upheaval::ScriptFlush),
             Self::Process { .. } | Self::FullDisk => true,
         }
     }

@@ -12,10 +12,10 @@ use rlock::clock::Boot;
 use rlock::store::{self, Cancel, Key, Url};
 use serde_json::Value;
 
-use crate::command::{HISTORY, PLACE};
+use crate::command::{HISTORY, Manner, PLACE};
 use crate::place::Place;
 use crate::plan::{Blow, Fault, KEYS, Plan, RunPlan, What, Whom};
-use crate::rlock::{Done, PATIENCE, Running, children, rlock, within};
+use crate::rlock::{Done, PATIENCE, Running, children, is_alive, rlock, within};
 
 /// Runs at a time.
 const AT_ONCE: usize = 10;
@@ -42,8 +42,12 @@ pub(crate) struct Past {
 }
 
 impl Past {
-    /// Keeps what was written, to be looked at.
+    /// Keeps what was written and what befell, to be looked at.
     pub(crate) fn keep(self) -> PathBuf {
+        let mut faults: Vec<String> = self.faults.iter().map(|fault| format!("{fault:?}\n")).collect();
+        faults.extend(self.samples.iter().map(|sample| format!("{sample:?}\n")));
+        faults.extend(self.runs.iter().map(|over| format!("{over:?}\n")));
+        std::fs::write(self.dir.path().join("faults"), faults.concat()).unwrap();
         self.dir.keep()
     }
 }
@@ -85,6 +89,9 @@ pub(crate) struct Sample {
     pub(crate) holders: Vec<String>,
     pub(crate) queue: Vec<String>,
 }
+
+/// How long a child may take to die of a signal before its first process is spared.
+const DEATH: Duration = Duration::from_millis(500);
 
 struct Run {
     number: usize,
@@ -291,9 +298,16 @@ impl World {
             Blow::Kill => Signal::SIGKILL,
             Blow::Term => Signal::SIGTERM,
         };
-        for pid in &whom {
+        let manner = run.plan.job.manner;
+        for (at, pid) in whom.iter().enumerate() {
             // It may just have ended.
             let _ = kill(*pid, signal);
+            let is_child = at + 1 < whom.len();
+            let must_die = how == Blow::Kill || (how == Blow::Term && manner != Manner::Ignores);
+            // What outlives a first process that ended by itself is outside the promise.
+            if is_child && must_die && within(DEATH, || (!is_alive(&pid.to_string())).then_some(())).is_none() {
+                break;
+            }
         }
         // Who stops the command stops rlock.
         Some((run.number, if how == Blow::Stop { whom.into_iter().chain([rlock]).collect() } else { Vec::new() }))
