@@ -131,7 +131,10 @@ impl<'a> Account<'a> {
     pub(super) fn keeper_gone(&mut self) {
         let line = report::keeper_gone(self.key(), self.started);
         self.voice.say(&line);
-        self.ended_as(Outcome::Failed, line);
+        // Of a lease that was lost before, this is only a part.
+        if self.report.outcome != Outcome::Lost {
+            self.ended_as(Outcome::Failed, line);
+        }
     }
 
     /// Once the account is closed the thread ends as it should.

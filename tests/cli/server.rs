@@ -243,8 +243,8 @@ fn a_renewal_that_too_few_replicas_have_does_not_count() {
 
 #[test]
 fn a_step_of_the_servers_clock_is_warned_of() {
-    for (ahead, words) in [(3, "was set forward by at least 2."), (-3, "was set back by at least 2.")] {
-        let stage = Stage::on(Server::with_own_clock());
+    for (ahead_ms, words) in [(3_000, "was set forward by at least 2."), (-3_000, "was set back by at least 2.")] {
+        let stage = Stage::on(Server::with_own_clock(&[]));
         let line = "echo $$ > pid; while ! [ -e stop ]; do sleep 0.01; done";
         let run = stage.run("job", &["--ttl", "6s", "--", "sh", "-c", line]).start();
         stage.written("pid");
@@ -252,7 +252,7 @@ fn a_step_of_the_servers_clock_is_warned_of() {
         let first = renewed(&stage);
         // It can see: an unmoved clock is not warned of, though it is renewed.
         until("it is renewed", || (renewed(&stage) > first).then_some(()));
-        stage.server().set_clock(ahead);
+        stage.server().set_clock(ahead_ms);
         let second = renewed(&stage);
         until("it is renewed under the new clock", || (renewed(&stage) != second).then_some(()));
         std::fs::write(stage.path("stop"), "").unwrap();

@@ -1,12 +1,13 @@
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use rlock::clock::Boot;
 use serde_json::Value;
 
 use crate::Stage;
 use crate::calls;
 use crate::proxy::{Proxy, Way};
-use crate::rlock::{Done, Running, is_alive, until};
+use crate::rlock::{Done, Running, children, is_alive, send, until};
 
 const OPEN: (Way, Way) = (Way::Open, Way::Open);
 
@@ -71,6 +72,24 @@ fn a_holder_that_is_cut_off_is_dead_before_the_key_passes() {
         let [lost] = lost[..] else { panic!("{done:?}") };
         assert!(lost.contains("`job`") && lost.contains("not renewed in time"), "{lost}");
     }
+}
+
+#[test]
+fn a_keeper_that_is_killed_after_the_loss_does_not_hide_it() {
+    let stage = Stage::new();
+    let proxy = Proxy::before(stage.server().port());
+    let line = "trap 'echo got > got' TERM; echo in > in; while :; do sleep 0.01; done";
+    let args = ["--ttl", "6s", "--kill-after", "2s", "--report", "report", "--", "sh", "-c", line];
+    let holder = behind(&stage, &proxy, &args);
+    stage.written("in");
+    proxy.set(Way::Lost, Way::Lost);
+    stage.written("got");
+    let keeper = children(&holder.pid().to_string()).remove(0);
+    send(&keeper, Signal::SIGKILL);
+    holder.done().code(79);
+    let report: Value = serde_json::from_str(&stage.lines("report")[0]).unwrap();
+    assert_eq!((&report["outcome"], &report["code"]), (&"lost".into(), &79.into()), "{report}");
+    assert!(report["why"].as_str().unwrap().contains("the lease is lost"), "{report}");
 }
 
 /// At 9 s: 2/3 of 9 s, less 1.5 s of grace, 0.1 s of slack, 0.092 s of margin and a try of 0.6 s leave 3.7 s.

@@ -29,6 +29,9 @@ struct Ways {
     cut_before: usize,
     made: usize,
     refuses: bool,
+    /// The ends of connections that were lost: to both they are open and say nothing more.
+    lost: Vec<(TcpStream, TcpStream)>,
+    is_over: bool,
 }
 
 /// A proxy before a server.
@@ -42,12 +45,22 @@ impl Proxy {
     pub(crate) fn before(server: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let ways = Ways { to_server: Way::Open, to_client: Way::Open, cut_before: 0, made: 0, refuses: false };
+        let ways = Ways {
+            to_server: Way::Open,
+            to_client: Way::Open,
+            cut_before: 0,
+            made: 0,
+            refuses: false,
+            lost: Vec::new(),
+            is_over: false,
+        };
         let ways = Arc::new((Mutex::new(ways), Condvar::new()));
         let shared = Arc::clone(&ways);
-        // It ends with the test's process.
         thread::spawn(move || {
             for client in listener.incoming() {
+                if shared.0.lock().unwrap().is_over {
+                    return;
+                }
                 let client = client.unwrap();
                 let (number, refuses) = {
                     let mut ways = shared.0.lock().unwrap();
@@ -71,6 +84,12 @@ impl Proxy {
         Self { port, ways }
     }
 
+    /// Its port on 127.0.0.1.
+    #[allow(dead_code, reason = "for what is not reached by a URL")]
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Its URL.
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
@@ -87,7 +106,14 @@ impl Proxy {
     pub(crate) fn cut(&self) {
         let mut ways = self.ways.0.lock().unwrap();
         ways.cut_before = ways.made + 1;
+        ways.lost.clear();
         self.ways.1.notify_all();
+    }
+
+    /// Ends those that were lost, as the ends themselves would after a while.
+    #[allow(dead_code, reason = "for tests that lose many")]
+    pub(crate) fn forget_the_lost(&self) {
+        self.ways.0.lock().unwrap().lost.clear();
     }
 
     /// Closes every connection that is made from now on at once; those that there are stay.
@@ -98,6 +124,15 @@ impl Proxy {
     /// How many connections were made.
     pub(crate) fn made(&self) -> usize {
         self.ways.0.lock().unwrap().made
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.cut();
+        self.ways.0.lock().unwrap().is_over = true;
+        // So that it looks.
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
     }
 }
 
@@ -120,8 +155,12 @@ impl Pipe {
                 Ok(0) => break,
                 Ok(count) => count,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    is_lost |= self.now() == Some(Way::Lost);
-                    if self.now().is_none() {
+                    match self.now() {
+                        None => break,
+                        Some(Way::Lost) => is_lost = true,
+                        Some(_) => {}
+                    }
+                    if is_lost {
                         break;
                     }
                     continue;
@@ -133,16 +172,18 @@ impl Pipe {
                 Some(Way::Lost) => is_lost = true,
                 Some(_) => {}
             }
-            if !is_lost && self.send(&buffer[..count]).is_none() {
+            if is_lost || self.send(&buffer[..count]).is_none() {
                 break;
             }
         }
-        if is_lost && self.now().is_some() {
+        let mut ways = self.ways.0.lock().unwrap();
+        if is_lost && self.way(&ways).is_some() {
             // To the other end a connection that was lost is one that says nothing more.
-            while self.now().is_some() {
-                thread::sleep(Duration::from_millis(20));
-            }
+            let pair = (from, self.to.try_clone().unwrap());
+            ways.lost.push(pair);
+            return;
         }
+        drop(ways);
         let _ = (self.to.shutdown(Shutdown::Write), from.shutdown(Shutdown::Read));
     }
 

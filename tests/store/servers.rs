@@ -34,9 +34,9 @@ impl Server {
         Self::at(lines, false)
     }
 
-    /// A server whose wall clock [`Server::set_clock`] sets; its other clocks go on.
-    pub(crate) fn with_own_clock() -> Self {
-        Self::at(&[], true)
+    /// The same, and [`Server::set_clock`] sets its wall clock; its other clocks go on.
+    pub(crate) fn with_own_clock(lines: &[&str]) -> Self {
+        Self::at(lines, true)
     }
 
     fn at(lines: &[&str], has_own_clock: bool) -> Self {
@@ -101,11 +101,11 @@ impl Server {
         kill(self.pid(), Signal::SIGCONT).expect("SIGCONT");
     }
 
-    /// Sets its wall clock so many seconds ahead of this host's.
-    pub(crate) fn set_clock(&self, ahead: i64) {
+    /// Sets its wall clock so many milliseconds ahead of this host's.
+    pub(crate) fn set_clock(&self, ahead_ms: i64) {
         let clock = File::options().create(true).truncate(false).write(true).open(self.dir.path().join("clock"));
         // In place: the server has it mapped.
-        clock.and_then(|clock| clock.write_all_at(&ahead.to_ne_bytes(), 0)).expect("the clock");
+        clock.and_then(|clock| clock.write_all_at(&(ahead_ms * 1_000_000).to_ne_bytes(), 0)).expect("the clock");
     }
 
     /// Kills it. Its directory and port stay for [`Server::restart`].
