@@ -108,6 +108,10 @@ fn rest(worker: &mut Worker, pace: &mut Pace) -> Result<(), Trouble> {
     while worker.now() < pace.due() {
         let now = worker.now();
         let work = &mut worker.work;
+        // Nobody has listened since the last answer, and whoever closed the line may have forgotten the claim.
+        if !work.store.is_connected() {
+            pace.unheard(now);
+        }
         let until = pace.due().min(now + timing::LONGEST_LISTEN);
         match work.store.wait(&work.key, work.ask.id, until) {
             Ok(true) => pace.hurry(worker.now()),

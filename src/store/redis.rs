@@ -267,7 +267,7 @@ impl Store for Redis {
     }
 
     fn is_connected(&self) -> bool {
-        self.wire.is_some()
+        self.wire.as_ref().is_some_and(|wire| !wire.is_stale())
     }
 
     fn disconnect(&mut self) {

@@ -90,6 +90,8 @@ fn a_renewal_that_arrives_after_the_end_revives_nothing() {
         let args = ["--ttl", "2s", "--", "sh", "-c", "echo $$ > pid; exec sleep 100"];
         let run = stage.run("job", &args).env("RLOCK_URL", proxy.url()).start();
         stage.written("pid");
+        // Its renewal is then what comes next on this line.
+        until("it listens", || stage.redis::<String>(&["INFO", "clients"]).contains("blocked_clients:1").then_some(()));
         proxy.set(Way::Held, Way::Open);
         if refuses {
             proxy.refuse();

@@ -360,6 +360,10 @@ function operations.renew()
 end
 
 function operations.drop()
+  -- A grant's call may have come while nobody listened. One that tells of a condemnation is still to be heard.
+  if trace(id) ~= 'condemned' then
+    redis.call('DEL', WAKE)
+  end
   local reply = remove()
   serve()
   return reply

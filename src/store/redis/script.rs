@@ -17,7 +17,7 @@ use crate::text::cut;
 /// The script.
 pub const SOURCE: &str = include_str!("claim.lua");
 /// The script's name for `EVALSHA`. A test asks a server for it.
-pub const SHA1: &str = "86206ac5d7cfb8b6e2968b937473719597814338";
+pub const SHA1: &str = "abb53ad5c0b4ff2b235ffe6c6ebfbf60dd7a1169";
 /// What the key holds while its holders stand in the side key `holders`.
 pub const MARKER: &str = r#"{"rlock":1,"holders":"aside"}"#;
 /// A string longer than this is not rlock's, and is not read.

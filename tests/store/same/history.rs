@@ -168,9 +168,17 @@ impl Place {
             if rng.percent(if self.calm { 3 } else { 12 }) { self.others(now, &mut label, rng) } else { vec![] };
         let queued: Vec<_> = self.state.queue.iter().map(|waiter| (waiter.id, waiter.since_ms)).collect();
         let at = self.choose(rng);
-        let (call, reply, events, id) = self.operation(at, now_us, rng);
+        let id = self.clients[at].id;
+        let is_condemned =
+            self.state.traces.iter().any(|trace| trace.id == id && trace.condemned && trace.until_ms > now);
+        let (call, reply, events) = self.operation(at, now_us, rng);
         let _ = write!(label, " {call} -> {reply:?}");
-        let fresh = self.wake(&events);
+        let mut fresh = self.wake(&events);
+        // A drop takes with it what calls the claim, unless that tells of a condemnation.
+        if call.to_string().starts_with("drop") && !is_condemned {
+            self.wakes.remove(&id);
+            fresh.retain(|woken| *woken != id);
+        }
         let enqueued = self.state.queue.iter().any(|waiter| waiter.id == id && waiter.since_ms == now)
             && !queued.contains(&(id, now));
         if enqueued {
@@ -198,7 +206,7 @@ impl Place {
         if known.is_empty() || rng.percent(40) { rng.index(CLIENTS) } else { rng.pick(&known) }
     }
 
-    fn operation(&mut self, at: usize, now_us: u64, rng: &mut Rng) -> (Call, Reply, Vec<Event>, ClaimId) {
+    fn operation(&mut self, at: usize, now_us: u64, rng: &mut Rng) -> (Call, Reply, Vec<Event>) {
         let Client { id, limit, number } = self.clients[at];
         let ttl_ms = rng.pick(&[2000, 2500, 5000, 30_000]);
         let process = rng.percent(75);
@@ -232,7 +240,7 @@ impl Place {
         if rng.percent(if over { 50 } else { 2 }) {
             self.clients[at] = self.new_client(rng);
         }
-        (call, reply, events, id)
+        (call, reply, events)
     }
 
     /// What other programs, operators and evictions do to the keys, and what that makes of the state.
