@@ -17,6 +17,8 @@ need script bsdutils
 need setsid util-linux
 need tmux tmux
 need ps procps
+need etcd etcd-server
+need etcdctl etcd-client
 
 if [ -n "$missing" ]; then
     if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then

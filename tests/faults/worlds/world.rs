@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::command::{HISTORY, Manner, PLACE};
 use crate::place::Place;
-use crate::plan::{Blow, Fault, KEYS, Plan, RunPlan, What, Whom};
+use crate::plan::{Blow, Fault, Jobs, KEYS, Plan, RunPlan, What, Whom};
 use crate::rlock::{Done, PATIENCE, Running, children, is_alive, rlock, within};
 
 /// Runs at a time.
@@ -272,7 +272,7 @@ impl World {
     /// Strikes the processes of one run, and says which run and who is to go on later.
     fn strike(&mut self, pick: u64, whom: Whom, how: Blow) -> Option<(usize, Vec<Pid>)> {
         // One in two strikes somebody who holds.
-        let (pick, at_any) = (usize::try_from(pick / 2).unwrap(), pick % 2 == 0);
+        let (pick, at_any) = (usize::try_from(pick / 2).unwrap(), pick.is_multiple_of(2));
         let is_inside = |run: &Run| keeper(run.running.pid()).is_some_and(|keeper| !descendants(keeper).is_empty());
         let inside: Vec<usize> = (0..self.runs.len()).filter(|at| at_any || is_inside(&self.runs[*at])).collect();
         let run = &mut self.runs[*inside.get(pick % inside.len().max(1))?];
@@ -316,6 +316,10 @@ impl World {
     /// All goes on, until all have ended.
     fn end(&mut self) {
         self.undo(|_| true);
+        if self.plan.jobs != Jobs::Any {
+            // They take their time, and have shown what they were to show.
+            self.runs.iter().for_each(|run| run.running.signal(Signal::SIGTERM));
+        }
         let mut told = Boot::now();
         let ended = within(PATIENCE, || {
             self.reap();
