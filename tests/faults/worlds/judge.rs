@@ -262,8 +262,9 @@ impl Case<'_> {
         let one_try = timing::try_limit(ttl, None, true);
         let unused = timing::grace(ttl) + timing::slack(ttl) + timing::margin(ttl) + one_try * 2;
         let tolerance = (ttl * 2 / 3).saturating_sub(unused);
-        // To where all was over, since a command that was stopped wrote nothing for a while.
-        let (from, to) = (over.to.before(ttl + timing::grace(ttl)), over.to);
+        // A command that was stopped wrote nothing for a while, and after a loss a release may be tried for a while.
+        let last = self.life(over).map_or(over.to, |life| life.to);
+        let (from, to) = (last.before(ttl + timing::grace(ttl)), over.to);
         let faults: Vec<&Applied> = self.befell(over, from, to).collect();
         let is_flush = |what: &Why| matches!(what, Why::Planned(What::Server(Upheaval::FlushAll)));
         if faults.iter().any(|fault| is_flush(&fault.what)) {

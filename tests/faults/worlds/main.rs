@@ -39,7 +39,7 @@
 //! | the keeper does nothing | overlaps: 74 in 286 grants |
 //! | only the first process is signalled and killed | overlaps: 204 in 287 grants |
 //! | the deadline from the time of the reply | an overlap of 254 ms in 42 grants, in the test of late answers |
-//! | no drop after a wait that got no answer | a claim whose run is over: 1 in 459 runs |
+//! | no drop after a wait that got no answer | not here for certain; `late.rs`: an ask that arrives late enqueues its dead run |
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it must be")]
 #![allow(clippy::print_stdout, reason = "figures, and what was left out")]
