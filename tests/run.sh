@@ -24,6 +24,8 @@ need hostname hostname
 need sqlite3 sqlite3
 need systemd-analyze systemd
 need git git
+need etcd etcd-server
+need etcdctl etcd-client
 
 if [ -n "$missing" ]; then
     if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then

@@ -262,6 +262,11 @@ fn a_stop_signal_ends_a_start_that_a_stopped_keeper_does_not_get_to() {
     let run = stage.run("job", &["--kill-after", "100ms", "--", "touch", "wrong"]).start();
     stage.waiting("job", 1);
     let keeper = children(&run.pid().to_string()).remove(0);
+    // It makes ready while rlock asks: its timer comes last, and then it rests.
+    until("the keeper is ready", || {
+        let timers = std::fs::read_to_string(format!("/proc/{keeper}/timers")).unwrap();
+        (timers.contains("ID:") && state(&keeper) == Some('S')).then_some(())
+    });
     send(&keeper, Signal::SIGSTOP);
     std::fs::write(stage.path("go"), "").unwrap();
     holder.done().code(0);

@@ -106,11 +106,8 @@ pub(crate) fn main(words: &[OsString]) -> Option<ExitCode> {
         return None;
     }
     let job = Job::read(&words[2..]);
-    if is_first {
-        first(job);
-    } else {
-        child(job);
-    }
+    let act = if is_first { first } else { child };
+    act(job);
     Some(ExitCode::SUCCESS)
 }
 

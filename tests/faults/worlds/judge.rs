@@ -8,7 +8,7 @@ use rlock::clock::Boot;
 use rlock::timing;
 
 use crate::history::{self, Life, Overlap};
-use crate::plan::{Blow, Upheaval, Wait, What, Whom};
+use crate::plan::{Blow, Jobs, Upheaval, Wait, What, Whom};
 use crate::world::{Applied, Over, Past, Why};
 
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -61,6 +61,10 @@ impl Figures {
 
     pub(crate) fn grants(&self) -> usize {
         self.grants
+    }
+
+    pub(crate) fn lost(&self) -> usize {
+        self.lost
     }
 
     /// A machine that is shared loses some; more than these would be rlock's.
@@ -207,9 +211,7 @@ impl Case<'_> {
             ("busy" | "unavailable" | "refused" | "interrupted" | "config" | "cannot_run", Some(_)) => {
                 wrong("its command ran all the same");
             }
-            ("ran", _)
-                if report["code"] == 0 && report["signal"].is_null() && !life.is_some_and(|life| life.has_ended) =>
-            {
+            ("ran", _) if report["code"] == 0 && !life.is_some_and(|life| life.has_ended) => {
                 wrong("its command did not come to its end");
             }
             _ => {}
@@ -249,7 +251,7 @@ impl Case<'_> {
             Some(70) => own(Some(Whom::Keeper), Some(Blow::Kill)),
             Some(71) => own(None, None),
             Some(_) => false,
-            None => own(None, Some(Blow::Kill)) || own(None, Some(Blow::Term)),
+            None => self.past.plan.jobs != Jobs::Any || own(None, Some(Blow::Kill)) || own(None, Some(Blow::Term)),
         }
     }
 
@@ -260,8 +262,9 @@ impl Case<'_> {
         let one_try = timing::try_limit(ttl, None, true);
         let unused = timing::grace(ttl) + timing::slack(ttl) + timing::margin(ttl) + one_try * 2;
         let tolerance = (ttl * 2 / 3).saturating_sub(unused);
-        // To where all was over, since a command that was stopped wrote nothing for a while.
-        let (from, to) = (over.to.before(ttl + timing::grace(ttl)), over.to);
+        // A command that was stopped wrote nothing for a while, and after a loss a release may be tried for a while.
+        let last = self.life(over).map_or(over.to, |life| life.to);
+        let (from, to) = (last.before(ttl + timing::grace(ttl)), over.to);
         let faults: Vec<&Applied> = self.befell(over, from, to).collect();
         let is_flush = |what: &Why| matches!(what, Why::Planned(What::Server(Upheaval::FlushAll)));
         if faults.iter().any(|fault| is_flush(&fault.what)) {
@@ -312,6 +315,14 @@ impl Case<'_> {
         found.into_values().collect()
     }
 
+    /// Whether a claim that was enqueued must stay there until it is forgotten: a new connection logs in before it can
+    /// say anything, and there was no answer to that.
+    fn could_not_leave(&self, over: &Over, claim: &str) -> bool {
+        let mut before = self.past.samples.iter().filter(|sample| sample.to < over.to);
+        let was_there = before.any(|sample| sample.queue.iter().any(|queued| queued == claim));
+        was_there && self.befell(over, over.to.before(MS(3_000)), over.to).next().is_some()
+    }
+
     /// Nobody holds a key whose run is over, unless a message that ends it may have been lost.
     fn ghosts(&self) -> Vec<String> {
         let mut found = BTreeMap::new();
@@ -319,7 +330,8 @@ impl Case<'_> {
         let owners: HashMap<String, &Over> =
             self.past.runs.iter().filter_map(|over| Some((claim(over)?, over))).collect();
         for sample in &self.past.samples {
-            for over in sample.holders.iter().chain(&sample.queue).filter_map(|claim| owners.get(claim)) {
+            let claims = sample.holders.iter().chain(&sample.queue);
+            for (claim, over) in claims.filter_map(|claim| Some((claim, owners.get(claim)?))) {
                 let report = over.report.as_ref().unwrap();
                 let is_ours = over.plan.keeps.is_none() && report["outcome"] != "lost";
                 if !is_ours || sample.from < over.to + AFTER {
@@ -333,7 +345,7 @@ impl Case<'_> {
                     };
                     loses || fault.to + AFTER > sample.from
                 });
-                if !explained {
+                if !explained && !self.could_not_leave(over, claim) {
                     let took = sample.from.since(over.to);
                     found.insert(
                         over.number,

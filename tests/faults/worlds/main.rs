@@ -1,4 +1,45 @@
 //! Whole worlds of rlocks under faults from a seed, and a judge of what the commands themselves wrote.
+//!
+//! A world has three hosts, each behind a proxy of its own, on one Redis that keeps what it acknowledged (or one local
+//! store on a file system of its own), three keys, ten runs at a time, and faults at the instants that its seed gives:
+//! lines that lose, hold, delay, drip or cut, one way or both; a server that is frozen, killed and started again,
+//! paused, emptied, full, demoted, slow, forgetful of scripts, without rights, or whose clock is stepped; rlock, keeper,
+//! command and all of them stopped, killed and told to end; a full disk. `plan.rs` is the schedule, `place.rs` the
+//! store, `world.rs` carries it out, `command.rs` is the command, `history.rs` checks what that wrote and knows of no
+//! fault, `judge.rs` asks whether the faults explain the rest, `table.rs` holds other wrappers against the same.
+//!
+//! ```sh
+//! cargo test --test worlds                                        # what CI does
+//! RLOCK_SECONDS=1800 RLOCK_LANES=6 cargo test --test worlds whatever   # half an hour, six worlds side by side
+//! RLOCK_SEED=7 RLOCK_WORLD=3 cargo test --test worlds whatever    # one world's schedule again
+//! cargo test --test worlds side_by_side                           # the table for the README
+//! ```
+//!
+//! # What is counted
+//!
+//! Two commands of one key at once, what each left in the background included; a token that does not grow; a run whose
+//! end nothing explains; a command that ran although its rlock says that it did not; a place in the queue that was lost
+//! for nothing; a claim whose run is over; a run that never ends. A lease lost is needless where the faults of its last
+//! ttl add up to less than is tolerated (DESIGN section 5) and the machine ran us all the while; some are let pass.
+//!
+//! # What is not promised, and so not made or not counted
+//!
+//! * FLUSHALL: the store loses what it acknowledged, so another may take the key while the old holder runs. Overlaps
+//!   are not counted within the ttl of the old holder after it; later ones are. Under a clock that goes back it is not
+//!   made at all: then not even the token would be promised.
+//! * rlock and its keeper are not both killed, nor is the keeper of an rlock that is stopped: one of them must run.
+//! * Nobody kills the first process alone while it has a child: after that run is over its children are not waited for.
+//! * The server's clock goes forward by less than the margin. A test of its own steps it further, and one lets commands
+//!   go on without their lease: both must be seen.
+//!
+//! # What was put in on purpose, and what saw it
+//!
+//! | bug | seen as |
+//! |---|---|
+//! | the keeper does nothing | overlaps: 74 in 286 grants |
+//! | only the first process is signalled and killed | overlaps: 204 in 287 grants |
+//! | the deadline from the time of the reply | an overlap of 254 ms in 42 grants, in the test of late answers |
+//! | no drop after a wait that got no answer | not here for certain; `late.rs`: an ask that arrives late enqueues its dead run |
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something is not as it must be")]
 #![allow(clippy::print_stdout, reason = "figures, and what was left out")]
@@ -32,14 +73,14 @@ use ::rlock::clock::{Boot, wall_ms};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use judge::Figures;
-use plan::{Ground, HOSTS, Line, Plan, Upheaval, What};
+use plan::{Ground, HOSTS, Jobs, Line, Plan, Upheaval, What};
 
 /// Worlds side by side: most of the time of a run is waiting.
-const LANES: u64 = 3;
+const LANES: u64 = 4;
 /// How long faults come in one world.
 const LASTS: Duration = Duration::from_secs(15);
 /// How long new worlds begin, unless `RLOCK_SECONDS` says.
-const SECONDS: u64 = 30;
+const SECONDS: u64 = 25;
 const GROUNDS: [Ground; 5] = [Ground::Server, Ground::Directory, Ground::Server, Ground::Stepped, Ground::Server];
 
 fn main() -> ExitCode {
@@ -47,10 +88,11 @@ fn main() -> ExitCode {
     if let Some(code) = command::main(&words) {
         return code;
     }
-    let trials: [(&str, fn()); 5] = [
+    let trials: [(&str, fn()); 6] = [
         ("the_checks_see_what_they_are_to_see", history::sees),
         ("a_step_of_the_servers_clock_is_seen", a_step_is_seen),
         ("commands_that_go_on_without_their_lease_are_seen", warned_is_seen),
+        ("answers_that_are_late_move_no_deadline", late_answers),
         ("side_by_side_with_other_wrappers", table::side_by_side),
         ("whatever_befalls_no_two_are_inside_at_once", worlds),
     ];
@@ -61,8 +103,8 @@ fn main() -> ExitCode {
         })
     });
     let mut arguments = Arguments::from_args();
-    // The machine's time is shared within each.
-    arguments.test_threads = Some(1);
+    // They wait for most of their time.
+    arguments.test_threads = arguments.test_threads.or(Some(6));
     libtest_mimic::run(&arguments, trials.collect()).exit_code()
 }
 
@@ -121,24 +163,47 @@ fn play(seed: u64, world: u64) -> Figures {
     figures
 }
 
-/// What is outside the promise is seen in one of a few worlds.
-fn is_seen(plan: impl Fn(u64) -> Plan) {
-    let seen = (0..3).any(|world| {
-        let figures = judge::judge(&world::play(plan(world)));
-        println!("{} overlaps among {} grants", figures.overlaps.len(), figures.grants());
-        // Where it cannot be made there is nothing to see.
-        !figures.overlaps.is_empty() || !figures.left_out.is_empty()
+/// A few worlds side by side.
+fn few(plan: impl Fn(u64) -> Plan + Sync) -> Figures {
+    let mut sum = Figures::default();
+    thread::scope(|scope| {
+        let plan = &plan;
+        let worlds: Vec<_> = (0..4).map(|world| scope.spawn(move || judge::judge(&world::play(plan(world))))).collect();
+        for world in worlds {
+            sum.add(world.join().unwrap());
+        }
     });
-    assert!(seen, "the checks are blind");
+    sum
+}
+
+/// What is outside the promise is seen in one of them; where it cannot be made there is nothing to see.
+fn is_seen(plan: impl Fn(u64) -> Plan + Sync) {
+    let figures = few(plan);
+    assert!(!figures.overlaps.is_empty() || !figures.left_out.is_empty(), "the checks are blind: {figures}");
 }
 
 fn a_step_is_seen() {
     // Each of them ends every lease that there is.
-    let steps = [(What::Server(Upheaval::ClockForward(10_000)), 10); 4];
-    is_seen(|world| Plan::only(world, Ground::Stepped, &steps));
+    let step = |at| (What::Server(Upheaval::ClockForward(10_000)), at, 10);
+    is_seen(|world| Plan::only(world, Ground::Stepped, &[step(1_000), step(2_000), step(3_000), step(4_000)]));
+}
+
+/// The first host goes on, and these happen to the lines of the others.
+fn elsewhere(faults: &[(Line, u64, u64)]) -> Vec<(What, u64, u64)> {
+    let of = |host: usize| faults.iter().map(move |(how, at, lasts)| (What::Line { host, how: *how }, *at, *lasts));
+    (1..HOSTS).flat_map(of).collect()
 }
 
 fn warned_is_seen() {
-    let cuts: Vec<_> = (1..HOSTS).map(|host| (What::Line { host, how: Line::LostLost }, 5_000)).collect();
-    is_seen(|world| Plan { warns: true, ..Plan::only(world, Ground::Server, &cuts) });
+    let faults = elsewhere(&[(Line::LostLost, 1_000, 5_000)]);
+    is_seen(|world| Plan { jobs: Jobs::Warned, ..Plan::only(world, Ground::Server, &faults) });
+}
+
+/// An answer says when the lease ends, as of when it was asked for.
+fn late_answers() {
+    let faults =
+        elsewhere(&[(Line::Late(150), 500, 2_500), (Line::Late(400), 3_000, 3_000), (Line::LostLost, 6_000, 5_000)]);
+    let plan = |world| Plan { jobs: Jobs::Stubborn, ..Plan::only(world, Ground::Server, &faults) };
+    let sum = few(plan);
+    assert!(sum.is_clean() && sum.lost() > 0, "{sum}");
 }

@@ -76,6 +76,8 @@ impl Place {
 
     pub(crate) fn end(&mut self, what: What) {
         match (self, what) {
+            // What follows it sets the line.
+            (Self::Server(_), What::Line { how: Line::Late(_), .. }) => {}
             (Self::Server(site), What::Line { host, .. }) => site.lines[host].set(Way::Open, Way::Open),
             (Self::Server(site), What::Server(how)) => site.end(how),
             (Self::Directory(disk), What::FullDisk) => disk.empty(),
@@ -107,6 +109,7 @@ impl Site {
             Line::HeldOpen => (Way::Held, Way::Open),
             Line::OpenHeld => (Way::Open, Way::Held),
             Line::Slow(ms) => (Way::Slow(Duration::from_millis(ms)), Way::Slow(Duration::from_millis(ms))),
+            Line::Late(ms) => (Way::Open, Way::Slow(Duration::from_millis(ms))),
             Line::Drip => (Way::Open, Way::Drip(Duration::from_millis(30))),
             Line::Cut => return line.cut(),
         };

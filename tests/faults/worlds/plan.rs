@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::command::{Family, Job};
+use crate::command::{Family, Job, Manner};
 use crate::dice::Dice;
 
 pub(crate) const KEYS: [&str; 3] = ["a", "b b", "{c}d"];
@@ -28,8 +28,17 @@ pub(crate) struct Plan {
     pub(crate) lasts: Duration,
     /// In order of time.
     pub(crate) faults: Vec<Fault>,
-    /// All run with `--on-lost warn`, which promises nothing.
-    pub(crate) warns: bool,
+    pub(crate) jobs: Jobs,
+}
+
+/// What the runs of a world are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Jobs {
+    Any,
+    /// All outlive a lease that is not renewed, with `--on-lost warn`, which promises nothing.
+    Warned,
+    /// All outlive it and ignore every signal.
+    Stubborn,
 }
 
 /// One fault.
@@ -68,6 +77,8 @@ pub(crate) enum Line {
     OpenHeld,
     /// Each way by so many milliseconds.
     Slow(u64),
+    /// The answers by so many milliseconds, as a try still awaits.
+    Late(u64),
     /// The answers, a byte at a time.
     Drip,
     /// Every connection ends.
@@ -114,6 +125,7 @@ impl What {
     pub(crate) fn kind(&self) -> String {
         match self {
             Self::Line { how: Line::Slow(_), .. } => "line Slow".into(),
+            Self::Line { how: Line::Late(_), .. } => "line Late".into(),
             Self::Line { how, .. } => format!("line {how:?}"),
             Self::Server(Upheaval::ClockBack(_)) => "server ClockBack".into(),
             Self::Server(Upheaval::ClockForward(_)) => "server ClockForward".into(),
@@ -173,19 +185,17 @@ impl Plan {
             }
         }
         faults.sort_by_key(|fault| fault.at);
-        Self { seed, world, ground, lasts, faults, warns: false }
+        Self { seed, world, ground, lasts, faults, jobs: Jobs::Any }
     }
 
-    /// A few seconds in which this happens, with a pause of a second before each, and nothing else.
-    pub(crate) fn only(world: u64, ground: Ground, faults: &[(What, u64)]) -> Self {
-        let mut at = Duration::ZERO;
-        let faults = faults.iter().map(|(what, ms)| {
-            at += Duration::from_secs(1);
-            Fault { at, lasts: Duration::from_millis(*ms), what: *what }
-        });
-        let faults: Vec<Fault> = faults.collect();
+    /// Each of these happens at its instant for its time, both in milliseconds, and nothing else.
+    pub(crate) fn only(world: u64, ground: Ground, faults: &[(What, u64, u64)]) -> Self {
+        let ms = Duration::from_millis;
+        let mut faults: Vec<Fault> =
+            faults.iter().map(|(what, at, lasts)| Fault { at: ms(*at), lasts: ms(*lasts), what: *what }).collect();
+        faults.sort_by_key(|fault| fault.at);
         let lasts = faults.iter().map(|fault| fault.at + fault.lasts).max().unwrap_or_default();
-        Self { seed: 0, world, ground, lasts: lasts + Duration::from_secs(1), faults, warns: false }
+        Self { seed: 0, world, ground, lasts: lasts + Duration::from_secs(1), faults, jobs: Jobs::Any }
     }
 
     /// The `number`th run.
@@ -196,13 +206,14 @@ impl Plan {
         let mut ttl = dice.one(&[2, 3, 3, 4, 5]);
         let wait = dice.one(&[Wait::Forever, Wait::Forever, Wait::Forever, Wait::Forever, Wait::Limited, Wait::Not]);
         let on_lost = if dice.one_in(4) { "kill" } else { "terminate" };
-        let on_lost = if self.warns { "warn" } else { on_lost };
+        let on_lost = if self.jobs == Jobs::Warned { "warn" } else { on_lost };
         let bound = dice.one_in(12).then_some(Duration::from_secs(1));
         let keeps = dice.one_in(12).then_some(Duration::from_millis(500));
         let mut job = Job::random(&mut dice, number, key);
-        if self.warns {
-            // They outlive a lease that is not renewed.
-            (ttl, job.lasts) = (2, Duration::from_secs(5));
+        match self.jobs {
+            Jobs::Any => {}
+            Jobs::Warned => (ttl, job.lasts) = (2, Duration::from_secs(5)),
+            Jobs::Stubborn => (ttl, job.lasts, job.manner) = (3, Duration::from_secs(10), Manner::Ignores),
         }
         let pause = dice.ms(5, 60);
         RunPlan { host, ttl: Duration::from_secs(ttl), wait, on_lost, bound, keeps, job, pause }
@@ -211,8 +222,8 @@ impl Plan {
 
 /// Line faults of one host, one after the other.
 fn lines(dice: &mut Dice, end: Duration, host: usize) -> Vec<Fault> {
-    series(dice, end, (300, 3_000), |dice| {
-        let how = match dice.below(9) {
+    let faults = series(dice, end, (300, 3_000), |dice| {
+        let how = match dice.below(11) {
             0 => Line::LostLost,
             1 => Line::LostOpen,
             2 => Line::OpenLost,
@@ -221,10 +232,22 @@ fn lines(dice: &mut Dice, end: Duration, host: usize) -> Vec<Fault> {
             5 => Line::OpenHeld,
             6 => Line::Slow(dice.one(&[5, 40, 150, 1_500])),
             7 => Line::Drip,
-            _ => Line::Cut,
+            8 => Line::Cut,
+            _ => return (What::Line { host, how: Line::Late(150) }, dice.ms(9_000, 12_000)),
         };
         (What::Line { host, how }, short_or_long(dice))
-    })
+    });
+    // A line that is slow is given more time; then an answer comes as late as that, and the deadline by the last such
+    // answer is put to the test at once.
+    let parts = faults.into_iter().flat_map(|fault| {
+        let What::Line { how: Line::Late(_), .. } = fault.what else { return vec![fault] };
+        let part = |how: Line, at: u32, lasts: u32| {
+            let quarter = fault.lasts / 4;
+            Fault { at: fault.at + quarter * at, lasts: quarter * lasts, what: What::Line { host, how } }
+        };
+        vec![part(Line::Late(150), 0, 1), part(Line::Late(400), 1, 1), part(Line::LostLost, 2, 2)]
+    });
+    parts.collect()
 }
 
 /// Faults of the server, one after the other.

@@ -25,7 +25,7 @@ const TTL: &str = "2";
 /// How long the command takes when nothing ends it.
 const WORK: Duration = Duration::from_secs(8);
 /// How long is watched after the fault: longer than the command's work and a lease.
-const WATCHED: Duration = Duration::from_secs(11);
+const WATCHED: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tool {
@@ -48,19 +48,23 @@ const TOOLS: [(Tool, &str); 4] = [
     (Tool::Flock, "`flock`"),
 ];
 const HARMS: [(Harm, &str); 4] = [
-    (Harm::CutOff, "cut off from its server, past the lease"),
-    (Harm::Signal(Signal::SIGTERM), "TERM to the wrapper"),
-    (Harm::Signal(Signal::SIGKILL), "KILL to the wrapper"),
-    (Harm::Signal(Signal::SIGSTOP), "STOP to the wrapper, past the lease"),
+    (Harm::CutOff, "its server is cut off for longer than the lease"),
+    (Harm::Signal(Signal::SIGTERM), "TERM"),
+    (Harm::Signal(Signal::SIGKILL), "KILL"),
+    (Harm::Signal(Signal::SIGSTOP), "STOP for longer than the lease, then CONT"),
 ];
 
 /// What one wrapper's command and the next one's did.
 struct Seen {
     /// From the fault to the last that was heard of the command, and of its child.
     ran: Duration,
+    /// It came to its own end.
+    has_ended: bool,
     /// To the start of the next.
     next: Option<Duration>,
+    /// How the wrapper ended; one that was stopped may go on first.
     status: Option<ExitStatus>,
+    /// How long both ran.
     together: Option<Duration>,
 }
 
@@ -159,7 +163,7 @@ fn see(tool: Tool, harm: Harm) -> Option<Seen> {
     let mut holder = wrapper(tool, proxy.as_ref().map(Proxy::port), dir, job(0, Family::Child, WORK)).spawn().ok()?;
     let has_child = || std::fs::read_to_string(dir.join(HISTORY)).is_ok_and(|text| text.contains("beat 0 0 child\n"));
     until("the command and its child run", || has_child().then_some(()));
-    let mut next = wrapper(tool, keep.port(), dir, job(1, Family::Alone, Duration::from_secs(1))).spawn().unwrap();
+    let mut next = wrapper(tool, keep.port(), dir, job(1, Family::Alone, WORK)).spawn().unwrap();
     // Long enough to be waiting; whether it is does not matter to who may be inside.
     thread::sleep(Duration::from_millis(500));
     let pid = Pid::from_raw(i32::try_from(holder.id()).unwrap());
@@ -168,22 +172,28 @@ fn see(tool: Tool, harm: Harm) -> Option<Seen> {
         Harm::CutOff => proxy.as_ref().unwrap().set(Way::Lost, Way::Lost),
         Harm::Signal(signal) => kill(pid, signal).unwrap(),
     }
-    let mut status = None;
-    within(WATCHED, || {
-        status = status.or(holder.try_wait().unwrap());
-        let next_is_over = next.try_wait().unwrap().is_some();
-        (next_is_over && status.is_some() && Boot::now().since(struck) > WORK + Duration::from_secs(1)).then_some(())
-    });
+    thread::sleep(WATCHED);
     let all = lives(dir);
     let of = |run: usize| all.iter().find(|life| life.run == run);
     let first = of(0).unwrap();
     let together = history::overlaps(&all).first().map(|overlap| overlap.to.since(overlap.from));
+    if harm == Harm::Signal(Signal::SIGSTOP) {
+        kill(pid, Signal::SIGCONT).unwrap();
+    }
+    let status = within(Duration::from_secs(2), || holder.try_wait().unwrap());
     end_those_left(dir);
     for child in [&mut holder, &mut next] {
         let _ = child.kill();
         let _ = child.wait();
     }
-    Some(Seen { ran: first.to.since(struck), next: of(1).map(|life| life.from.since(struck)), status, together })
+    let has_ended = first.has_ended;
+    Some(Seen {
+        ran: first.to.since(struck),
+        has_ended,
+        next: of(1).map(|life| life.from.since(struck)),
+        status,
+        together,
+    })
 }
 
 /// Ends what still runs of the commands.
@@ -198,19 +208,16 @@ fn end_those_left(dir: &Path) {
 }
 
 fn cell(harm: Harm, seen: Option<&Seen>) -> String {
-    let Some(Seen { ran, next, status, together }) = seen else { return "not installed".into() };
+    let Some(Seen { ran, has_ended, next, status, together }) = seen else { return "not installed".into() };
     let seconds = |time: &Duration| format!("{:.1} s", time.as_secs_f64());
     let exit = match status.map(|status| (status.code(), status.signal())) {
         _ if harm == Harm::Signal(Signal::SIGKILL) => String::new(),
         Some((Some(code), _)) => format!(", exit {code}"),
-        Some((None, Some(signal))) => format!(", died of {}", Signal::try_from(signal).unwrap()),
-        _ => ", hangs".into(),
+        Some((None, Some(signal))) => format!(", dies of {}", Signal::try_from(signal).unwrap()),
+        _ => ", does not end".into(),
     };
-    let command = if *ran + Duration::from_millis(800) < WORK {
-        format!("command dead after {}", seconds(ran))
-    } else {
-        "command ran on to its end".into()
-    };
+    let command =
+        if *has_ended { "command ran on to its end".into() } else { format!("command dead after {}", seconds(ran)) };
     let next = next.as_ref().map_or("next not in".into(), |next| format!("next in after {}", seconds(next)));
     let both = together.map_or(String::new(), |time| format!("**two at once for {}**: ", seconds(&time)));
     format!("{both}{command}, {next}{exit}")
@@ -228,12 +235,13 @@ pub(crate) fn side_by_side() {
         let started = HARMS.map(|(harm, _)| row(harm));
         started.map(|row| row.map(|cell| cell.map(|cell| cell.join().unwrap())))
     });
-    println!("\n| the holder's wrapper | {} |", TOOLS.map(|(_, name)| name).join(" | "));
-    println!("|---{}|", "|---".repeat(TOOLS.len()));
+    let head = format!("| what befalls the holder's wrapper | {} |", TOOLS.map(|(_, name)| name).join(" | "));
+    let mut table = vec![head, format!("|---{}|", "|---".repeat(TOOLS.len()))];
     for ((harm, name), row) in HARMS.iter().zip(&rows) {
         let cells = row.each_ref().map(|seen| seen.as_ref().map_or("—".into(), |seen| cell(*harm, seen.as_ref())));
-        println!("| {name} | {} |", cells.join(" | "));
+        table.push(format!("| {name} | {} |", cells.join(" | ")));
     }
+    println!("\n{}\n", table.join("\n"));
     for (seen, (tool, _)) in rows.iter().flat_map(|row| row.iter().zip(TOOLS)) {
         let is_rlock = matches!(tool, Tool::RlockRedis | Tool::RlockLocal);
         let together = seen.as_ref().and_then(|seen| seen.as_ref()?.together);

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::command::{HISTORY, Manner, PLACE};
 use crate::place::Place;
-use crate::plan::{Blow, Fault, KEYS, Plan, RunPlan, What, Whom};
+use crate::plan::{Blow, Fault, Jobs, KEYS, Plan, RunPlan, What, Whom};
 use crate::rlock::{Done, PATIENCE, Running, children, is_alive, rlock, within};
 
 /// Runs at a time.
@@ -316,6 +316,10 @@ impl World {
     /// All goes on, until all have ended.
     fn end(&mut self) {
         self.undo(|_| true);
+        if self.plan.jobs != Jobs::Any {
+            // They take their time, and have shown what they were to show.
+            self.runs.iter().for_each(|run| run.running.signal(Signal::SIGTERM));
+        }
         let mut told = Boot::now();
         let ended = within(PATIENCE, || {
             self.reap();
