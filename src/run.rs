@@ -127,6 +127,7 @@ fn start<'a>(
     let store_timeout = settings.store.timeout;
     let work = Work { store, key: run.key.clone(), ask, ttl: run.ttl, delay, wait, store_timeout };
     let began = Boot::now() + delay;
+    let timer = event_loop::timer()?;
     let worker = worker::start(work, cancel)
         .with_context(|| Error::Os("cannot start a thread (see ulimit -u and -v)".into()))?;
     // It makes ready while the store is asked.
@@ -138,11 +139,8 @@ fn start<'a>(
     let RunSettings { signal, forward, max_runtime, hold_at_least, .. } = *run;
     let state = Run::new(Manner { plan, signal, forward, max_runtime, hold_at_least });
     let nest = Nest::read(std::env::var_os(nest::CLAIM).as_deref());
-    EventLoop::new(
-        settings,
-        run,
-        event_loop::Parts { program, signals, keeper, voice, worker, state, nest, claim, began },
-    )
+    let parts = event_loop::Parts { program, signals, timer, keeper, voice, worker, state, nest, claim, began };
+    Ok(EventLoop::new(settings, run, parts))
 }
 
 fn random<const N: usize>() -> Result<[u8; N], Error> {

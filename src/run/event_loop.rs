@@ -39,6 +39,7 @@ const LINES: Duration = Duration::from_millis(200);
 pub(super) struct Parts {
     pub(super) program: Program,
     pub(super) signals: Signals,
+    pub(super) timer: TimerFd,
     pub(super) keeper: Keeper,
     pub(super) voice: Voice,
     pub(super) worker: Handle,
@@ -69,13 +70,17 @@ pub(super) struct EventLoop<'a> {
     has_resumed: bool,
 }
 
+/// The loop's timer, to be opened while nothing is asked for yet.
+pub(super) fn timer() -> anyhow::Result<TimerFd> {
+    TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)
+        .context(Error::Os("cannot open a timer (see ulimit -n)".into()))
+}
+
 impl<'a> EventLoop<'a> {
-    pub(super) fn new(settings: &'a Settings, run: &'a RunSettings, parts: Parts) -> anyhow::Result<Self> {
-        let Parts { program, signals, keeper, voice, worker, state, nest, claim, began } = parts;
-        let timer = TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)
-            .context(Error::Os("cannot open a timer (see ulimit -n)".into()))?;
+    pub(super) fn new(settings: &'a Settings, run: &'a RunSettings, parts: Parts) -> Self {
+        let Parts { program, signals, timer, keeper, voice, worker, state, nest, claim, began } = parts;
         let account = Account::new(settings, run, voice, claim, began);
-        Ok(Self {
+        Self {
             run,
             program,
             signals,
@@ -90,7 +95,7 @@ impl<'a> EventLoop<'a> {
             account,
             exit: None,
             has_resumed: false,
-        })
+        }
     }
 
     pub(super) fn account(&self) -> &Account<'a> {
