@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use nix::sys::stat::Mode;
 use rlock::clock::Boot;
+use rlock::store::{self, Cancel, Key, Url};
 
 #[path = "../tests/store/servers.rs"]
 mod servers;
@@ -67,17 +68,21 @@ impl Bench {
             Kind::Flock => Command::new("flock"),
             Kind::Local | Kind::Redis => Command::new(env!("CARGO_BIN_EXE_rlock")),
         };
-        match kind {
-            Kind::Flock => command.arg(self.path(name)),
-            Kind::Local => {
-                let url = format!("local:{}", self.path("store").display());
-                command.env("RLOCK_URL", url).args(["run", "-q", "-k", name, "--"])
-            }
-            Kind::Redis => command.env("RLOCK_URL", self.server.unix_url()).args(["run", "-q", "-k", name, "--"]),
+        match self.url(kind) {
+            None => command.arg(self.path(name)),
+            Some(url) => command.env("RLOCK_URL", url).args(["run", "-q", "-k", name, "--"]),
         };
         command.args(what).env("RLOCK_CONFIG", "/dev/null").current_dir(self.dir.path());
         command.stdin(Stdio::null()).stdout(Stdio::null());
         command
+    }
+
+    fn url(&self, kind: Kind) -> Option<String> {
+        match kind {
+            Kind::Flock => None,
+            Kind::Local => Some(format!("local:{}", self.path("store").display())),
+            Kind::Redis => Some(self.server.unix_url()),
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -108,7 +113,9 @@ impl Bench {
         head("waiters");
         for size in sizes {
             let mut times = [const { Vec::new() }; 3];
-            for round in 0..DRAINS.max(HAND_OVERS / size / 3) {
+            // A thousand are enough for a median by themselves.
+            let drains = if *size < 1000 { DRAINS.max(HAND_OVERS / size / 3) } else { 1 };
+            for round in 0..drains {
                 for (kind, times) in Kind::ALL.into_iter().zip(&mut times) {
                     let took = self.drain(kind, &format!("queue-{size}-{round}"), *size, || ());
                     times.push(took / u32::try_from(*size).unwrap());
@@ -126,8 +133,10 @@ impl Bench {
         let mut holder = self.locked(kind, name, &["sh", "-c", &line]).spawn().unwrap();
         until(|| ready.exists());
         let mut waiters: Vec<Child> = (0..size).map(|_| self.locked(kind, name, &["true"]).spawn().unwrap()).collect();
-        // All of them wait when none has used a processor for a while.
-        settle(&waiters);
+        match self.url(kind) {
+            None => settle(&waiters),
+            Some(url) => queued(&url, name, size),
+        }
         at_start();
         let began = Boot::now();
         fs::write(&gate, "x\n").unwrap();
@@ -172,11 +181,10 @@ impl Bench {
 
     fn memory(&self) {
         println!("\nMemory while a command runs (PSS, rlock and its keeper)\n");
-        for kind in [Kind::Local, Kind::Redis] {
-            let name = format!("memory-{}", kind.name().len());
+        for (kind, name) in [(Kind::Local, "memory-local"), (Kind::Redis, "memory-redis")] {
             let ready = self.path(&format!("{name}-ready"));
             let line = format!("touch {}; exec sleep 100", ready.display());
-            let mut child = self.locked(kind, &name, &["sh", "-c", &line]).spawn().unwrap();
+            let mut child = self.locked(kind, name, &["sh", "-c", &line]).spawn().unwrap();
             until(|| ready.exists());
             let own = child.id().to_string();
             let keeper = fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap();
@@ -194,7 +202,15 @@ impl Bench {
     }
 }
 
-/// Waits until no process has used a processor for 300 ms.
+/// Waits until so many wait for the key, and half a second more for those who were still telling so.
+fn queued(url: &str, key: &str, size: usize) {
+    let (url, key) = (Url::parse(url).unwrap(), Key::parse(key).unwrap());
+    let mut store = store::open(&url, None, &Cancel::new().unwrap());
+    until(|| store.look(&key, Boot::now() + Duration::from_secs(10)).is_ok_and(|look| look.queue.len() == size));
+    std::thread::sleep(Duration::from_millis(500));
+}
+
+/// Waits until no process has used a processor for 300 ms: what waits for a file's lock tells nobody.
 fn settle(children: &[Child]) {
     let used = || -> u64 {
         let files = children
