@@ -37,6 +37,10 @@ pub const TOMBSTONE: Duration = Duration::from_secs(60);
 /// The longest single try, whatever the ttl.
 pub const LONGEST_TRY: Duration = Duration::from_secs(2);
 
+/// The longest try of a waiter, half a heartbeat: the place that it asks for would lapse meanwhile. Without it one answer
+/// that took 4.5 s made a try of 36 s, and a message that was lost just when a store came back cost 48 s.
+pub const LONGEST_WAITERS_TRY: Duration = Duration::from_secs(5);
+
 /// The pause after a failed try; it doubles up to a try's limit.
 pub const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
@@ -75,17 +79,18 @@ pub fn renew_every(ttl: Duration) -> Duration {
 
 /// How long one try to renew may take: max(ttl/15, 100 ms), at most 2 s. Needless losses per 1,000 h at ttl 30 s:
 /// 0 at 2 % loss; with ttl/5 instead 49. Over a slow line at least three round trips as last measured, eight on a
-/// new connection, whose handshakes come on top (without them 53,664 losses at ttl 5 s over 80 ms).
+/// new connection, whose handshakes come on top (without them 53,664 losses at ttl 5 s over 80 ms). Never longer than the
+/// time between two renewals: after one slow answer a single try could outlast the lease.
 pub fn try_limit(ttl: Duration, round_trip: Option<Duration>, connected: bool) -> Duration {
     let by_ttl = (ttl / 15).max(Duration::from_millis(100)).min(LONGEST_TRY);
-    by_ttl.max(by_round_trips(round_trip, connected))
+    by_ttl.max(by_round_trips(round_trip, connected).min(renew_every(ttl)))
 }
 
 /// How long one try of a waiter may take, and how long it waits for a wake-up's answer beyond its second: window/5,
 /// since the dead connection that ate the wake-up also eats the refresh (with 2 s instead 122 of 12,651 places were
-/// lost at 5 % loss; with 0.6 s none of 15,014).
+/// lost at 5 % loss; with 0.6 s none of 15,014). At most [`LONGEST_WAITERS_TRY`].
 pub fn waiter_try_limit(round_trip: Option<Duration>, connected: bool) -> Duration {
-    (WINDOW / 5).max(by_round_trips(round_trip, connected))
+    (WINDOW / 5).max(by_round_trips(round_trip, connected)).min(LONGEST_WAITERS_TRY)
 }
 
 fn by_round_trips(round_trip: Option<Duration>, connected: bool) -> Duration {
@@ -123,12 +128,14 @@ mod tests {
         assert_eq!(try_limit(ttl, Some(MS(80)), false), MS(640));
         assert_eq!(try_limit(ttl, Some(MS(120)), true), MS(360));
         assert_eq!(waiter_try_limit(Some(MS(80)), true), MS(600));
+        assert_eq!(waiter_try_limit(Some(MS(4500)), false), LONGEST_WAITERS_TRY);
+        assert_eq!(try_limit(ttl, Some(MS(4500)), false), renew_every(ttl));
         assert!(is_short_for(ttl, MS(51)) && !is_short_for(ttl, MS(50)));
     }
 
     #[test]
     fn the_waiters_constants_fit_each_other() {
-        assert!(REFRESH < WINDOW && WINDOW < HEARTBEAT);
+        assert!(REFRESH < WINDOW && WINDOW < HEARTBEAT && LONGEST_WAITERS_TRY * 2 == HEARTBEAT);
         assert_eq!(KEEPER_LATER + MS(75), slack(LEAST_TTL));
         assert_eq!(HEARTBEAT + WINDOW + REFRESH, Duration::from_secs(14));
         assert!(renew_every(LEAST_TTL) + grace(LEAST_TTL) + slack(LEAST_TTL) + margin(LEAST_TTL) < LEAST_TTL);

@@ -16,10 +16,6 @@ fn last_word(store_timeout: Duration) -> Duration {
     LAST_WORD.min(store_timeout / 4)
 }
 
-/// The longest try of a store that has never answered. One message that is lost just when the store is there again costs
-/// as much: without an end it was up to 48 s of a `--store-timeout` of 120 s.
-const MOST_PATIENCE: Duration = Duration::from_secs(5);
-
 /// How many grants in a row may come too late: a pause of this host explains one or two, then the line is too slow.
 const MOST_LATE: u32 = 5;
 
@@ -198,7 +194,7 @@ impl Asking {
                 self.trace |= matches!(trouble, Trouble::Unknown(_));
                 // What fails at once says nothing of how slow the store is.
                 if now.since(sent) >= self.patience {
-                    self.patience = (self.patience * 2).min(MOST_PATIENCE);
+                    self.patience = (self.patience * 2).min(timing::LONGEST_WAITERS_TRY);
                 }
                 self.pause_after(worker, sent, trouble)
             }
