@@ -202,17 +202,20 @@ impl Plan {
     pub(crate) fn run(&self, number: usize) -> RunPlan {
         let mut dice = Dice::of(&[self.seed, self.world, number as u64]);
         let key = dice.index(KEYS.len());
-        let host = dice.index(HOSTS);
+        let mut host = dice.index(HOSTS);
         let mut ttl = dice.one(&[2, 3, 3, 4, 5]);
         let wait = dice.one(&[Wait::Forever, Wait::Forever, Wait::Forever, Wait::Forever, Wait::Limited, Wait::Not]);
         let on_lost = if dice.one_in(4) { "kill" } else { "terminate" };
         let on_lost = if self.jobs == Jobs::Warned { "warn" } else { on_lost };
-        let bound = dice.one_in(12).then_some(Duration::from_secs(1));
+        let mut bound = dice.one_in(12).then_some(Duration::from_secs(1));
         let keeps = dice.one_in(12).then_some(Duration::from_millis(500));
         let mut job = Job::random(&mut dice, number, key);
         match self.jobs {
             Jobs::Any => {}
-            Jobs::Warned => (ttl, job.lasts) = (2, Duration::from_secs(5)),
+            // The first are on the host that is cut off, and those that come after them are not.
+            Jobs::Warned => {
+                (ttl, job.lasts, host, bound) = (2, Duration::from_secs(5), usize::from(number < 3), None);
+            }
             Jobs::Stubborn => (ttl, job.lasts, job.manner) = (3, Duration::from_secs(10), Manner::Ignores),
         }
         let pause = dice.ms(5, 60);
