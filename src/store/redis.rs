@@ -83,7 +83,7 @@ impl Redis {
     /// Sends what `send` sends, over the connection or a new one, and files the connection by what came of it.
     fn request<T>(
         &mut self,
-        (wants, key): (Wants<'_>, Option<&Key>),
+        (wants, key): (Wants, Option<&Key>),
         by: Boot,
         send: impl FnOnce(&mut Wire) -> RedisResult<T>,
     ) -> Reply<T> {

@@ -14,7 +14,7 @@ use rlock::clock::Boot;
 use rlock::store::{Foreign, Store, Trouble};
 
 use crate::kit::{TTL, after, ask, id, key, open, renew};
-use crate::strange::{SECRET, config, entry, is_fit_to_be_said, number, spoilt};
+use crate::strange::{SECRET, config, entry, is_fit_to_be_said, is_one_short_line, number, spoilt};
 
 /// What a busy machine may add to a request's limit.
 const TOLERANCE: Duration = Duration::from_secs(2);
@@ -188,10 +188,11 @@ proptest! {
         bound_memory();
         LIAR.with(|liar| {
             liar.says(says);
-            let login = if login { format!(":{SECRET}@") } else { String::new() };
-            let (mut store, _) = open(&format!("redis://{login}127.0.0.1:{}", liar.port));
+            let told = if login { format!(":{SECRET}@") } else { String::new() };
+            let (mut store, _) = open(&format!("redis://{told}127.0.0.1:{}", liar.port));
             for trouble in every_request(&mut *store, &|| after(10)) {
-                is_fit_to_be_said(&trouble.to_string());
+                let is_fit = if login { is_fit_to_be_said } else { is_one_short_line };
+                is_fit(&trouble.to_string());
             }
         });
     }

@@ -41,11 +41,14 @@ pub(super) struct Dialer {
     turn: usize,
     /// Whether the store has answered a request yet.
     answered: bool,
+    /// What the server was told at the last login.
+    password: Option<String>,
 }
 
 impl Dialer {
     pub(super) fn new(address: Address, password_file: Option<&Path>, cancel: Cancel) -> Self {
-        Self { address, password_file: password_file.map(Into::into), cancel, lookup: None, turn: 0, answered: false }
+        let password_file = password_file.map(Into::into);
+        Self { address, password_file, cancel, lookup: None, turn: 0, answered: false, password: None }
     }
 
     /// Notes that the store has answered: from now on what looks like a wrong setting may pass.
@@ -54,8 +57,8 @@ impl Dialer {
     }
 
     /// Where a request happened, for its errors.
-    pub(super) fn at<'a>(&'a self, key: Option<&'a Key>, wants: Wants<'a>) -> At<'a> {
-        At { address: &self.address, key, wants, answered: self.answered }
+    pub(super) fn at<'a>(&'a self, key: Option<&'a Key>, wants: Wants) -> At<'a> {
+        At { address: &self.address, key, wants, password: self.password.as_deref(), answered: self.answered }
     }
 
     /// Where it connects to.
@@ -70,15 +73,15 @@ impl Dialer {
 
     /// A new connection.
     pub(super) fn dial(&mut self, by: Boot) -> Reply<Wire> {
-        let password = self.password()?;
+        self.password = self.password()?;
         let socket = match self.connected(by) {
             Ok(socket) => socket,
             Err(err) => return Err(self.unreachable(err)),
         };
         let mut wire = Wire::new(socket, self.cancel.clone(), by);
-        if let Err(err) = greet(&mut wire, &self.login(password.as_deref()), self.address.db) {
+        if let Err(err) = greet(&mut wire, &self.login(), self.address.db) {
             self.turn();
-            return Err(errors::fault(&err, &self.at(None, Wants::Greet(password.as_deref()))).trouble);
+            return Err(errors::fault(&err, &self.at(None, Wants::Greet)).trouble);
         }
         Ok(wire)
     }
@@ -94,8 +97,8 @@ impl Dialer {
     }
 
     /// What AUTH is told; empty where there is nothing to tell.
-    fn login<'a>(&'a self, password: Option<&'a str>) -> Vec<&'a str> {
-        match (self.address.user.as_deref(), password) {
+    fn login(&self) -> Vec<&str> {
+        match (self.address.user.as_deref(), self.password.as_deref()) {
             (None, password) => password.into_iter().collect(),
             // A user may have no password, and then any is right.
             (Some(user), password) => vec![user, password.unwrap_or_default()],

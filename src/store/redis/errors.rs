@@ -29,16 +29,18 @@ pub(super) struct Fault {
 pub(super) struct At<'a> {
     pub(super) address: &'a Address,
     pub(super) key: Option<&'a Key>,
-    pub(super) wants: Wants<'a>,
+    pub(super) wants: Wants,
+    /// What the server was told at the last login.
+    pub(super) password: Option<&'a str>,
     /// The store has answered before: it is a Redis, whatever comes in its name now.
     pub(super) answered: bool,
 }
 
 /// What a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wants<'a> {
-    /// To log in, with a password where there is one, and to go to the database.
-    Greet(Option<&'a str>),
+pub(super) enum Wants {
+    /// To log in and to go to the database.
+    Greet,
     /// To change a key's claims.
     Change,
     /// To hear of a change.
@@ -62,7 +64,7 @@ impl At<'_> {
     fn rule(&self) -> String {
         let commands = match self.wants {
             // AUTH needs no right.
-            Wants::Greet(_) => return format!("ACL SETUSER {} +select", pattern(self.user())),
+            Wants::Greet => return format!("ACL SETUSER {} +select", pattern(self.user())),
             Wants::Change | Wants::Wait => format!("{CALLS} {SCRIPT}"),
             Wants::Replicate => format!("{CALLS} wait {SCRIPT}"),
             Wants::Remove => REMOVAL.to_owned(),
@@ -192,9 +194,9 @@ fn server_error(code: &str, detail: &str, at: &At<'_>) -> Fault {
             refused(true, format!("{address} wants a login{said}; {todo}"))
         }
         Meaning::BadLogin => {
-            let todo = match at.wants {
-                Wants::Greet(None) => "no password was given: give it in a --password-file or in RLOCK_URL",
-                _ => "check the user and the password file",
+            let todo = match at.password {
+                None => "no password was given: give it in a --password-file or in RLOCK_URL",
+                Some(_) => "check the user and the password file",
             };
             refused(true, format!("{address} refuses the login of user {user}: {said}; {todo}"))
         }
@@ -209,16 +211,16 @@ fn server_error(code: &str, detail: &str, at: &At<'_>) -> Fault {
 }
 
 /// The server's words as they may be shown. Servers and proxies repeat what they did not understand, and in a greeting
-/// that is the password: what is not known to be harmless is left out there.
+/// that is the password: what is not known to be harmless is left out there, and the password itself everywhere.
 fn said(code: &str, detail: &str, meaning: Meaning, at: &At<'_>) -> String {
-    if let Wants::Greet(Some(password)) = at.wants {
-        let is_known = meaning != Meaning::Later { closes: false };
-        let text = format!("{code} {}", without_arguments(detail));
-        if !is_known || text.contains(password) {
-            return "its words are not shown, since they may repeat the password".to_owned();
+    let text = if code == "ERR" { words(detail) } else { format!("{} {}", words(code), words(detail)) };
+    let is_known = meaning != Meaning::Later { closes: false };
+    match at.password {
+        Some(password) if text.contains(password) || (at.wants == Wants::Greet && !is_known) => {
+            "its words are not shown, since they may repeat the password".to_owned()
         }
+        _ => text,
     }
-    if code == "ERR" { words(detail) } else { format!("{} {}", words(code), words(detail)) }
 }
 
 /// What a server says of an unknown command, without the command's arguments.
@@ -265,16 +267,16 @@ mod tests {
     use crate::store::redis::{foreign, script};
 
     fn told(answer: &str) -> Fault {
-        told_of(Wants::Change, false, &format!("-{answer}"))
+        told_of(Wants::Change, Some("hunter2"), false, &format!("-{answer}"))
     }
 
-    fn told_of(wants: Wants<'_>, answered: bool, line: &str) -> Fault {
+    fn told_of(wants: Wants, password: Option<&str>, answered: bool, line: &str) -> Fault {
         let address = Address::parse_tcp("app:hunter2@db1").unwrap();
         let key = Key::parse("job:b").unwrap();
         let err = redis::parse_redis_value(format!("{line}\r\n").as_bytes())
             .and_then(redis::Value::extract_error)
             .unwrap_err();
-        let fault = fault(&err, &At { address: &address, key: Some(&key), wants, answered });
+        let fault = fault(&err, &At { address: &address, key: Some(&key), wants, password, answered });
         let text = fault.trouble.to_string();
         assert!(!text.contains("hunter2") && !text.contains('\n') && !text.contains("@user_script"), "{text}");
         fault
@@ -364,23 +366,33 @@ mod tests {
             "WRONGPASS hunter2 is wrong",
             "hunter2 what",
         ] {
-            let text = told_of(Wants::Greet(Some("hunter2")), false, &format!("-{answer}")).trouble.to_string();
+            let text = told_of(Wants::Greet, Some("hunter2"), false, &format!("-{answer}")).trouble.to_string();
             assert!(!text.contains("er2") && !text.contains("args"), "{text}");
         }
         let known = "-WRONGPASS invalid username-password pair or user is disabled.";
-        let text = told_of(Wants::Greet(Some("hunter2")), false, known).trouble.to_string();
+        let text = told_of(Wants::Greet, Some("hunter2"), false, known).trouble.to_string();
         assert!(text.contains("WRONGPASS invalid") && text.ends_with("check the user and the password file"), "{text}");
-        let text = told_of(Wants::Greet(None), false, known).trouble.to_string();
+        let text = told_of(Wants::Greet, None, false, known).trouble.to_string();
         assert!(text.contains("no password was given") && !text.contains("check"), "{text}");
-        let noise = told_of(Wants::Look, true, "-ERR Protocol error: unauthenticated multibulk length").trouble;
+        let later = told_of(Wants::Look, Some("hunter2"), true, "-ERR a proxy's words, with 'hunter2' in them").trouble;
+        assert!(later.to_string().ends_with("its words are not shown, since they may repeat the password"), "{later}");
+        let noise =
+            told_of(Wants::Look, Some("hunter2"), true, "-ERR Protocol error: unauthenticated multibulk length")
+                .trouble;
         assert!(noise.to_string().starts_with("redis://db1:6379 wants a login; give a --password-file"), "{noise}");
     }
 
     #[test]
     fn a_store_that_has_answered_is_a_redis() {
         let odd = "HTTP/1.1 502 Bad Gateway";
-        assert!(matches!(told_of(Wants::Change, false, odd), Fault { trouble: Trouble::Config(_), closes: true }));
-        assert!(matches!(told_of(Wants::Change, true, odd), Fault { trouble: Trouble::Unknown(_), closes: true }));
+        assert!(matches!(
+            told_of(Wants::Change, Some("hunter2"), false, odd),
+            Fault { trouble: Trouble::Config(_), closes: true }
+        ));
+        assert!(matches!(
+            told_of(Wants::Change, Some("hunter2"), true, odd),
+            Fault { trouble: Trouble::Unknown(_), closes: true }
+        ));
     }
 
     #[test]
