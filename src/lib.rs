@@ -26,7 +26,7 @@
 //! | `child.rs` | the command: found, started, ended; `child/tree.rs` is everything below it |
 //! | `signal.rs` | signals: their names, those taken, dying of one |
 //! | `store/redis.rs` | one Redis server: `store/redis/url.rs` and `store/redis/dial.rs` reach it, `store/redis/wire.rs` speaks with an end to every request, `store/redis/script.rs` and `store/redis/claim.lua` are the rule there, `store/redis/look.rs`, `store/redis/list.rs` and `store/redis/foreign.rs` look, `store/redis/errors.rs` says what its errors mean |
-//! | `store/local.rs` | a directory of this host: `store/local/place.rs` finds it, `store/local/folder.rs` locks a key in it, `store/local/nudge.rs` lets a stopped process go on that keeps it locked, `store/local/record.rs` keeps what is known of the key, `store/local/pulse.rs` hears from the kernel who is dead |
+//! | `store/local.rs` | a directory of this host: `store/local/place.rs` finds it, `store/local/folder.rs` locks a key in it, `store/local/nudge.rs` lets a stopped process go on that keeps it locked, `store/local/record.rs` keeps what is known of the key, `store/local/saved.rs` is what that is, `store/local/pulse.rs` hears from the kernel who is dead |
 //! | `lease.rs` | when to renew, signal and kill, as pure decisions |
 //! | `store.rs` | the port: what is asked of a store, and the only list of stores; `store/glob.rs` is the patterns of a list |
 //! | `claim.rs` | THE RULE: who holds a key, and who is next |

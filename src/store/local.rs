@@ -12,19 +12,20 @@ mod nudge;
 mod place;
 mod pulse;
 mod record;
+mod saved;
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use serde::{Deserialize, Serialize};
 
 use self::folder::{Folder, Want, name_of};
 pub(super) use self::place::Address;
 use self::pulse::{Own, Pulse, Pulses};
 use self::record::{NEWER, Record};
+use self::saved::Saved;
 use super::{Can, Cancel, Find, Foreign, Key, Limits, Listed, Look, Reply, Store, Trouble, glob};
 use crate::claim::{Answer, Ask, ClaimId, Condemnation, Dropped, Entry, Event, Renew, Renewal, State, Step, What};
 use crate::clock::{self, Boot, ms};
@@ -40,71 +41,6 @@ const MOST_WATCHED: usize = 32;
 const REFRESH_PER_PLACE: Duration = Duration::from_millis(20);
 /// Below the heartbeat, with time for the operation.
 const LONGEST_REFRESH: Duration = Duration::from_secs(6);
-
-/// The greatest number in a record: as far as every language counts exactly.
-const GREATEST: u64 = (1 << 53) - 1;
-
-/// What is kept of a key.
-#[derive(Debug, Serialize, Deserialize)]
-struct Saved {
-    /// The boot that its times belong to.
-    boot: String,
-    key: String,
-    /// The wall clock, in microseconds, when this boot's `CLOCK_BOOTTIME` was zero, as it seemed to be when the record
-    /// was begun.
-    origin_us: u64,
-    state: State,
-}
-
-impl Saved {
-    fn new(boot: &str, key: &str, number: u64) -> Self {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let origin = wall.saturating_sub(Boot::now().since_boot());
-        let state = State { number, ..State::default() };
-        Self { boot: boot.to_owned(), key: key.to_owned(), origin_us: us(origin), state }
-    }
-
-    /// Whether every number is one that rlock could have written: then no sum of two runs over.
-    fn is_sane(&self) -> bool {
-        let State { number, holders, queue, traces } = &self.state;
-        let entries = holders.iter().chain(queue);
-        let entries = entries.flat_map(|entry| [entry.number, entry.since_ms, entry.until_ms, entry.ttl_ms]);
-        let all = entries.chain(traces.iter().map(|trace| trace.until_ms)).chain([*number, self.origin_us]);
-        all.max().is_some_and(|greatest| greatest <= GREATEST)
-    }
-
-    fn now_us(&self) -> u64 {
-        self.origin_us + us(Boot::now().since_boot())
-    }
-
-    /// Ends the leases of holders whose processes are dead, and takes dead waiters out of the queue: those at its head,
-    /// up to the first that lives, and those right before `asker`, which watches the nearest that lives. Who was buried.
-    fn bury(&mut self, pulses: &Pulses, asker: Option<ClaimId>) -> Vec<ClaimId> {
-        let now_ms = self.now_us() / 1000;
-        let is_dead = |entry: &Entry| entry.process && pulses.is_dead(entry.id);
-        let mut buried = Vec::new();
-        for held in self.state.holders.iter_mut().filter(|held| is_dead(held)) {
-            held.until_ms = held.until_ms.min(now_ms);
-            buried.push(held.id);
-        }
-        let queue = &mut self.state.queue;
-        while queue.first().is_some_and(is_dead) {
-            buried.push(queue.remove(0).id);
-        }
-        let place = asker.and_then(|asker| queue.iter().position(|waiter| waiter.id == asker)).unwrap_or(queue.len());
-        let mut before = if asker.is_some() { place } else { 0 };
-        while before > 0 && is_dead(&queue[before - 1]) {
-            before -= 1;
-            buried.push(queue.remove(before).id);
-        }
-        buried
-    }
-
-    /// Whether nothing is left that anybody could miss but the number, which the clock stands in for.
-    fn is_idle(&self) -> bool {
-        self.state.holders.is_empty() && self.state.queue.is_empty() && self.state.traces.is_empty()
-    }
-}
 
 /// The store's clock and the wall clock at one instant: what people are shown is told by the latter, also when it was
 /// set since.
@@ -185,24 +121,32 @@ impl Local {
         let mut step = saved.state.at(now_us);
         let answer = act(&mut step);
         let events = step.events;
+        let ended = ends(&answer);
+        // The owner does one thing after another: nothing of it comes after the end that it is told of here.
+        if let Some(own) = ended.filter(|id| self.is_own(*id)) {
+            saved.forget(own);
+        }
         let text = serde_json::to_vec(&saved).map_err(|error| Trouble::Config(error.to_string()))?;
         if text != record.text {
             record.write(&text).map_err(|errno| self.address.failed("cannot write a record", errno))?;
         }
         drop(folder);
         self.tell(&pulses, &events);
-        over.extend(ends(&answer));
+        over.extend(ended);
         for id in over {
             pulses.remove(id);
         }
         Ok(Done { answer, clocks: Clocks::of(&saved), saved })
     }
 
+    fn is_own(&self, id: ClaimId) -> bool {
+        self.own.as_ref().is_some_and(|own| own.id == id)
+    }
+
     /// After the lock is free: whoever is woken wants it at once.
     fn tell(&self, pulses: &Pulses, events: &[Event]) {
-        let own = self.own.as_ref().map(|own| own.id);
         for event in events {
-            if matches!(event.what, What::Served | What::Condemned) && Some(event.entry.id) != own {
+            if matches!(event.what, What::Served | What::Condemned) && !self.is_own(event.entry.id) {
                 pulses.wake(event.entry.id);
             }
         }
@@ -483,8 +427,4 @@ fn poll_until(fds: &mut [PollFd<'_>], until: Boot) -> bool {
             _ => {}
         }
     }
-}
-
-fn us(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

@@ -492,3 +492,23 @@ fn nothing_of_a_claim_is_left_when_it_is_busy_or_has_ended() {
     drop(holder);
     assert!(!other.look(&key("job"), soon()).expect("a look").is_free(), "its last word is its end");
 }
+
+/// Its owner's last word is the last of a claim; another's may cross the owner's, and leaves a tombstone.
+#[test]
+fn a_key_that_is_taken_often_is_not_remembered_longer_and_longer() {
+    let place = Place::new();
+    let take = |claim, by_owner: bool| {
+        let mut owner = place.open();
+        owner.enrol(id(claim));
+        granted(owner.as_mut(), "job", claim);
+        let mut ends = if by_owner { owner } else { place.open() };
+        let dropped = ends.drop_claim(&key("job"), id(claim), Duration::from_secs(30), soon());
+        assert!(matches!(dropped, Ok(Dropped::Held(_))), "{dropped:?}");
+        record::state(&place.folder("job")).traces
+    };
+    for claim in 1..20 {
+        assert_eq!(take(claim, true), []);
+    }
+    assert_eq!(take(20, false).iter().map(|trace| trace.id).collect::<Vec<_>>(), [id(20)]);
+    assert!(place.folder("job").exists());
+}
