@@ -310,9 +310,10 @@ pub trait Store: Send {
     /// Trouble ends it sooner, and then nobody listened: whatever was to be heard may have been missed.
     fn wait(&mut self, key: &Key, id: ClaimId, until: Boot) -> Reply<bool>;
 
-    /// How long a waiter at this position rests at most before it asks again.
-    fn refresh(&self, _position: usize) -> Duration {
-        timing::REFRESH
+    /// How long the waiter at this place of the queue rests at most before it asks again; `lapse` is the time to the next
+    /// end of a holder's lease.
+    fn rest(&self, position: usize, lapse: Option<Duration>) -> Duration {
+        timing::rest(position, lapse)
     }
 
     /// The store's clock now, in milliseconds since 1970, as its last answer tells: to show to people.

@@ -18,6 +18,21 @@ pub const WINDOW: Duration = Duration::from_secs(3);
 /// (8,807 of 614,956 grants with a refresh above it; none below).
 pub const REFRESH: Duration = Duration::from_secs(1);
 
+/// The longest rest of a waiter that is far from the head. With the answer to a wake-up that is overdue and a try on a
+/// new connection, 600 ms each, it is still below the window: 1.7 + 1.2 < 3 s.
+pub const LONGEST_REFRESH: Duration = Duration::from_millis(1700);
+
+/// How long the waiter at this place of the queue, 1 being the head, rests before it asks again. Who is far from the head
+/// rests longer: a thousand waiters would send more refreshes than all else. Nobody rests long beyond the next `lapse` of
+/// a lease: whoever of the dead was granted the key, the next that lives asks when that one's window ends. They do not
+/// all ask at once: each place adds a millisecond, several times what a server needs for an ask.
+pub fn rest(position: usize, lapse: Option<Duration>) -> Duration {
+    let behind = u32::try_from(position.saturating_sub(1)).unwrap_or(u32::MAX);
+    let each = |ms| Duration::from_millis(ms).saturating_mul(behind);
+    let refresh = (REFRESH + each(20)).min(LONGEST_REFRESH);
+    lapse.map_or(refresh, |lapse| refresh.min(lapse + each(1)))
+}
+
 /// The longest single wait of a holder for a call: a line that died in silence is noticed then, not at the next renewal
 /// of a lease of hours.
 pub const LONGEST_LISTEN: Duration = Duration::from_secs(10);
@@ -27,7 +42,7 @@ pub const LONGEST_LISTEN: Duration = Duration::from_secs(10);
 pub const LISTEN_AFTER: Duration = Duration::from_millis(100);
 
 /// How long a waiter counts after its last ask. However many waiters died, the next live one has the key within
-/// heartbeat + window + refresh = 14 s.
+/// heartbeat + window + the head's refresh = 14 s: whoever rests longer looks when a lease ends.
 pub const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// How long a tombstone outlives the lease: later than any late message worth fearing.
@@ -135,9 +150,18 @@ mod tests {
 
     #[test]
     fn the_waiters_constants_fit_each_other() {
-        assert!(REFRESH < WINDOW && WINDOW < HEARTBEAT && LONGEST_WAITERS_TRY * 2 == HEARTBEAT);
+        assert!(
+            LONGEST_REFRESH + waiter_try_limit(None, true) * 2 < WINDOW
+                && WINDOW < HEARTBEAT
+                && LONGEST_WAITERS_TRY * 2 == HEARTBEAT
+        );
         assert_eq!(KEEPER_LATER + MS(75), slack(LEAST_TTL));
         assert_eq!(HEARTBEAT + WINDOW + REFRESH, Duration::from_secs(14));
+        assert_eq!(rest(1, None), REFRESH);
+        assert_eq!(rest(1, Some(MS(5))), MS(5));
+        assert_eq!(rest(11, Some(WINDOW)), MS(1200));
+        assert_eq!(rest(1000, Some(MS(5))), MS(1004));
+        assert_eq!(rest(usize::MAX, Some(WINDOW)), LONGEST_REFRESH);
         assert!(renew_every(LEAST_TTL) + grace(LEAST_TTL) + slack(LEAST_TTL) + margin(LEAST_TTL) < LEAST_TTL);
     }
 }

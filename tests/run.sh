@@ -40,4 +40,5 @@ fi
 
 # What is set for the user's own locks is not for the tests.
 unset RLOCK_URL RLOCK_CONFIG RLOCK_CLAIM RLOCK_KEY RLOCK_TOKEN
-exec cargo test --locked --no-fail-fast --lib --bins --tests "$@"
+# Nor is what nohup or a job in the background ignores: rlock would rightly let it be.
+exec env --default-signal=HUP,INT,QUIT cargo test --locked --no-fail-fast --lib --bins --tests "$@"

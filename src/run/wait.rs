@@ -62,7 +62,6 @@ struct Asking {
     late: u32,
     last: Trouble,
     holders: Vec<Entry>,
-    lapse: Option<Duration>,
 }
 
 /// Asks until there is an answer that ends it.
@@ -83,7 +82,6 @@ pub(super) fn wait(worker: &mut Worker) -> Result<Grant, End> {
         late: 0,
         last: Trouble::Unknown(format!("{} did not answer", worker.work.store.name())),
         holders: Vec::new(),
-        lapse: None,
     };
     loop {
         let sent = worker.now();
@@ -170,10 +168,10 @@ impl Asking {
                 self.heard_busy = true;
                 self.trace = true;
                 self.pause = timing::FIRST_PAUSE;
-                self.lapse = lapse_ms.map(Duration::from_millis);
                 self.holders.clone_from(&holders);
                 worker.tell(News::Waiting { position, holders, now_ms: worker.work.store.clock_ms() });
-                self.rest(worker, position, now)
+                let rest = worker.work.store.rest(position, lapse_ms.map(Duration::from_millis));
+                self.rest(worker, now + rest)
             }
             Ok(Answer::Busy { holders }) => {
                 self.holders = holders;
@@ -201,12 +199,10 @@ impl Asking {
         }
     }
 
-    /// Waits for the wake-up, a refresh at most; the head of the queue also looks when the holder's lease runs out.
-    fn rest(&mut self, worker: &mut Worker, position: usize, now: Boot) -> Step {
-        let refresh = worker.work.store.refresh(position);
-        let refresh = self.lapse.filter(|_| position == 1).unwrap_or(refresh).min(refresh);
+    /// Waits for the wake-up, until `until` at most.
+    fn rest(&mut self, worker: &mut Worker, until: Boot) -> Step {
         // The store counts a lease in whole milliseconds: one more, else the look comes just too early.
-        let mut until = now + refresh + Duration::from_millis(1);
+        let mut until = until + Duration::from_millis(1);
         if let Some(end) = self.until(worker) {
             until = until.min(end);
         }

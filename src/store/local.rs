@@ -395,9 +395,11 @@ impl Store for Local {
         }
     }
 
-    fn refresh(&self, position: usize) -> Duration {
+    /// Only the head looks after leases: the kernel tells the others of deaths.
+    fn rest(&self, position: usize, lapse: Option<Duration>) -> Duration {
         let behind = u32::try_from(position.saturating_sub(1)).unwrap_or(u32::MAX);
-        (timing::REFRESH + REFRESH_PER_PLACE.saturating_mul(behind)).min(LONGEST_REFRESH)
+        let refresh = (timing::REFRESH + REFRESH_PER_PLACE.saturating_mul(behind)).min(LONGEST_REFRESH);
+        lapse.filter(|_| behind == 0).map_or(refresh, |lapse| lapse.min(refresh))
     }
 
     fn clock_ms(&self) -> u64 {

@@ -120,10 +120,9 @@ impl World {
             wait: spec.wait != Some(Duration::ZERO),
             record: String::new(),
         };
-        let blind = Duration::from_secs(24 * 3600);
-        let refresh = if self.bug == Some(Bug::NoWakeUp) { blind } else { timing::REFRESH };
+        let blind = self.bug == Some(Bug::NoWakeUp);
         let desk = self.owners[owner].desk.clone();
-        self.owners[owner].thread = Some(thread::start(&desk, &key, ask, spec.wait, spec.store_timeout, refresh));
+        self.owners[owner].thread = Some(thread::start(&desk, &key, ask, spec.wait, spec.store_timeout, blind));
         self.resume(owner, None);
     }
 
