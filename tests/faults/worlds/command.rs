@@ -7,6 +7,7 @@
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::thread;
@@ -159,7 +160,7 @@ fn first(job: Job) {
     pen.start();
     let judge = judge(&place(), job.key);
     if judge.is_none() {
-        pen.write("judged");
+        pen.write(&format!("judged:{}", inside(&place(), job.key)));
     }
     let mut child = start_child(job, judge.as_deref());
     let mut end = Boot::now() + job.lasts;
@@ -183,6 +184,17 @@ fn first(job: Job) {
 fn judge(place: &Path, key: usize) -> Option<Flock<File>> {
     let file = OpenOptions::new().append(true).create(true).open(place.join(format!("judge {key}"))).unwrap();
     Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()
+}
+
+/// Who took the file's lock, as the kernel knows: its number, state and parent. Its children may have it now.
+fn inside(place: &Path, key: usize) -> String {
+    let inode = std::fs::metadata(place.join(format!("judge {key}"))).unwrap().ino();
+    let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+    let line = locks.lines().find(|line| line.contains("FLOCK") && line.contains(&format!(":{inode} ")));
+    let Some(pid) = line.and_then(|line| line.split_whitespace().nth(4)) else { return "nobody".into() };
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let about = stat.rsplit_once(") ").map_or("gone".into(), |(_, rest)| rest.replace(' ', ","));
+    format!("{pid}:{}", about.split(',').take(2).collect::<Vec<_>>().join(":"))
 }
 
 fn start_child(job: Job, judge: Option<&File>) -> Option<Child> {

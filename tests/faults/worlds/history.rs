@@ -17,8 +17,8 @@ pub(crate) struct Life {
     pub(crate) to: Boot,
     /// The first process came to its end.
     pub(crate) has_ended: bool,
-    /// The kernel says that somebody else was inside when it started.
-    judged: bool,
+    /// Who was inside when it started, as the kernel says.
+    judged: Option<String>,
 }
 
 /// Two that were inside at once.
@@ -28,6 +28,7 @@ pub(crate) struct Overlap {
     pub(crate) key: usize,
     pub(crate) from: Boot,
     pub(crate) to: Boot,
+    pub(crate) judged: Option<String>,
 }
 
 /// The commands by their start. A line that cannot be read ends the test.
@@ -43,12 +44,12 @@ pub(crate) fn read(text: &str) -> Vec<Life> {
             let [_, token, claim] = parts[..] else { panic!("{line}") };
             // Other wrappers give none.
             let (token, claim) = (if token == "-" { 0 } else { token.parse().unwrap() }, claim.to_owned());
-            let life = Life { run, key, claim, token, from: at, to: at, has_ended: false, judged: false };
+            let life = Life { run, key, claim, token, from: at, to: at, has_ended: false, judged: None };
             assert!(lives.insert(run, life).is_none(), "run {run} ran its command twice");
         }
         let life = lives.get_mut(&run).unwrap_or_else(|| panic!("no start before {line}"));
         life.to = life.to.max(at);
-        life.judged |= what == "judged";
+        life.judged = what.strip_prefix("judged:").map(str::to_owned).or(life.judged.take());
         life.has_ended |= (what, who) == ("end", "first");
     }
     let mut lives: Vec<Life> = lives.into_values().collect();
@@ -64,12 +65,24 @@ pub(crate) fn overlaps(lives: &[Life]) -> Vec<Overlap> {
         let together: Vec<_> = before.clone().filter(|life| life.to > later.from).collect();
         for earlier in &together {
             let (from, to) = (later.from, later.to.min(earlier.to));
-            found.push(Overlap { runs: (earlier.run, later.run), key: later.key, from, to });
+            found.push(Overlap {
+                runs: (earlier.run, later.run),
+                key: later.key,
+                from,
+                to,
+                judged: later.judged.clone(),
+            });
         }
         // Whoever was stopped wrote nothing, and was there.
-        if let Some(earlier) = before.next_back().filter(|_| later.judged && together.is_empty()) {
+        if let Some(earlier) = before.next_back().filter(|_| later.judged.is_some() && together.is_empty()) {
             let (from, to) = (later.from, later.from);
-            found.push(Overlap { runs: (earlier.run, later.run), key: later.key, from, to });
+            found.push(Overlap {
+                runs: (earlier.run, later.run),
+                key: later.key,
+                from,
+                to,
+                judged: later.judged.clone(),
+            });
         }
     }
     found
@@ -99,6 +112,6 @@ pub(crate) fn sees() {
     // On another key that is all right.
     assert!(overlaps(&read(&clean.replace("1 0 first", "1 1 first").replace("4 end 1 1", "4 end 0 0"))).is_empty());
     // Nobody beats, and the kernel knows.
-    assert_eq!(overlaps(&read(&(clean.clone() + "6 judged 1 0 first\n"))).len(), 1);
+    assert_eq!(overlaps(&read(&(clean.clone() + "6 judged:9:S:1 1 0 first\n"))).len(), 1);
     assert_eq!(regressions(&read(&(start(1, 0, 5) + &start(2, 1, 5)))), [(0, 1)]);
 }

@@ -169,7 +169,7 @@ impl Case<'_> {
             .filter(|fault| matches!(fault.what, Why::Planned(What::Server(Upheaval::FlushAll))));
         let flushes: Vec<&Applied> = flushes.collect();
         for overlap in history::overlaps(&self.lives) {
-            let Overlap { runs, key, from, to } = overlap;
+            let Overlap { runs, key, from, to, judged } = overlap;
             // What the store lost another may take; within its ttl the first must have noticed, and be dead.
             let ttl = self.by_run.get(&runs.0).map_or(Duration::ZERO, |over| over.plan.ttl);
             if flushes.iter().any(|flush| from >= flush.from && to <= flush.to + ttl) {
@@ -177,7 +177,8 @@ impl Case<'_> {
                 continue;
             }
             let took = to.since(from);
-            figures.overlaps.push(format!("runs {runs:?} on key {key} for {took:?} at {from:?}"));
+            let by = judged.map_or(String::new(), |by| format!(", inside was {by}"));
+            figures.overlaps.push(format!("runs {runs:?} on key {key} for {took:?} at {from:?}{by}"));
         }
         for runs in history::regressions(&self.lives) {
             figures.regressions.push(format!("runs {runs:?}"));
