@@ -62,6 +62,8 @@ pub(crate) struct Counts {
     pub(crate) condemned: u64,
     /// Waiters that were passed by one who had come later.
     pub(crate) passed: u64,
+    /// Waiters that lost their place although they lived: the window or the heartbeat was over before they were heard.
+    pub(crate) missed: u64,
     /// From a release to the next command, with somebody waiting: the sum, the number and the longest.
     pub(crate) hand_overs: u64,
     pub(crate) hand_over_ns: u64,
@@ -83,6 +85,7 @@ impl Counts {
         self.gone += other.gone;
         self.condemned += other.condemned;
         self.passed += other.passed;
+        self.missed += other.missed;
         self.hand_overs += other.hand_overs;
         self.hand_over_ns += other.hand_over_ns;
         self.longest_idle = self.longest_idle.max(other.longest_idle);
@@ -169,6 +172,9 @@ impl Checker {
             if !holds(*id) && !waits(*id) && *until_ms > now_ms && !((is_removal || is_busy) && *id == own) {
                 self.fails(now, &format!("waiter {} was removed by {call:?} of {by}", server::claim(*id)));
             }
+            if !holds(*id) && !waits(*id) && *until_ms <= now_ms {
+                self.count_if_missed(server::claim(*id));
+            }
         }
         if matches!(call, Call::Drop { .. }) && events.iter().any(|event| event.what == What::Served) {
             self.released_at[key] = Some(now);
@@ -177,6 +183,7 @@ impl Checker {
             match event.what {
                 What::Acquired | What::Served => self.granted(now, event),
                 What::Restored => self.restored(now, event, state.queue.len()),
+                What::Lost => self.count_if_missed(server::claim(event.entry.id)),
                 _ => {}
             }
         }
@@ -186,6 +193,12 @@ impl Checker {
             self.claims[by].place = Some((self.places, now));
         }
         self.holders_run(now, state, key);
+    }
+
+    fn count_if_missed(&mut self, at: usize) {
+        let claim = &self.claims[at];
+        let waits = !claim.confirmed && !claim.over && !claim.dead && claim.dropped_at.is_none();
+        self.counts.missed += u64::from(waits);
     }
 
     /// Whoever's command runs stands among the holders.

@@ -177,6 +177,17 @@ impl Plan {
         plan
     }
 
+    /// The same, of whom every second does not get to run once for a while, about a second in the middle.
+    pub(crate) fn paused_crowd(seed: u64, lost_ppm: u64) -> Self {
+        let mut plan = Self::crowd(seed, lost_ppm);
+        let random = &mut Random::new(seed ^ 1);
+        for owner in (0..plan.owners.len()).step_by(2) {
+            let at = plan.owners[owner].born + random.below(10 * S);
+            plan.acts.push((at, Act::StopRlock { owner, time: random.skewed(S) }));
+        }
+        plan
+    }
+
     fn owner(random: &mut Random, kind: Kind, key: usize, limit: u32, ttl: u64, span: Time) -> Spec {
         let ttl = Duration::from_secs(ttl);
         let grace = match random.below(4) {
