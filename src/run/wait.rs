@@ -205,6 +205,8 @@ impl Asking {
     fn rest(&mut self, worker: &mut Worker, position: usize, now: Boot) -> Step {
         let refresh = worker.work.store.refresh(position);
         let refresh = self.lapse.filter(|_| position == 1).unwrap_or(refresh).min(refresh);
+        // A store that is not asked is not silent: it is asked again while it has time to answer.
+        let refresh = refresh.min(self.silent_at(worker).since(now) / 2);
         // The store counts a lease in whole milliseconds: one more, else the look comes just too early.
         let mut until = now + refresh + Duration::from_millis(1);
         if let Some(end) = self.until(worker) {
