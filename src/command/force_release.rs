@@ -181,6 +181,13 @@ fn key_shown(force: &ForceReleaseSettings) -> String {
     shown(force.key.as_str(), 120)
 }
 
+/// How to reach the store that is called so. Without that the same key of another server or database would go.
+fn redis_cli(name: &str) -> String {
+    let Some(socket) = name.strip_prefix("unix://") else { return format!("redis-cli -u {}", quoted(name)) };
+    let (path, number) = socket.split_once("?db=").unwrap_or((socket, "0"));
+    format!("redis-cli -s {} -n {number}", quoted(path))
+}
+
 fn remove_foreign(
     desk: &mut Desk,
     force: &ForceReleaseSettings,
@@ -195,7 +202,7 @@ fn remove_foreign(
         return Ok((Outcome::LeftAlone, format!("`{key}` is held by {is}, which is not rlock's; left alone{hint}")));
     }
     if found.seen.is_empty() {
-        let command = format!("redis-cli DEL {}", quoted(force.key.as_str()));
+        let command = format!("{} DEL {}", redis_cli(&desk.name()), quoted(force.key.as_str()));
         return Ok((
             Outcome::LeftAlone,
             format!("`{key}` is held by {is}, which rlock does not remove; left alone (to remove it: {command})"),

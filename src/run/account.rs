@@ -162,12 +162,7 @@ impl<'a> Account<'a> {
         self.report.waited_ms = ms(Boot::now().since(self.began));
         let (outcome, code, line) = match end {
             // Where it was not a signal, what it was has been said.
-            End::GivenUp => {
-                if self.report.why.is_none() {
-                    self.ended_as(Outcome::Interrupted, "a signal ended the wait".into());
-                }
-                return Exit::Code(exit::SOFTWARE);
-            }
+            End::GivenUp => return Exit::Code(exit::SOFTWARE),
             End::Busy { holders, waited, now_ms } => {
                 self.report.holder = holders.first().map(|held| HolderView::new(held, false, now_ms));
                 let line = report::busy(key, &holders, now_ms, waited);
@@ -251,7 +246,11 @@ impl<'a> Account<'a> {
         self.report.why = Some(line);
     }
 
+    /// A signal that came before there was a command is all that became of the run, also where the grant crossed it.
     pub(super) fn exits(&mut self, exit: Exit) {
+        if matches!(exit, Exit::Signal(_)) && self.report.outcome == Outcome::Failed && !self.started {
+            self.ended_as(Outcome::Interrupted, "a signal ended the wait".into());
+        }
         self.report.code = exit.shown();
         self.report.signal = if let Exit::Signal(number) = exit { Some(number) } else { None };
     }

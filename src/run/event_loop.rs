@@ -218,7 +218,14 @@ impl<'a> EventLoop<'a> {
         loop {
             match self.worker.next() {
                 Ok(None) => return,
-                Ok(Some(news)) => self.take(news),
+                Ok(Some(news)) => {
+                    // After its last word it ends as it should.
+                    self.worker_is_gone = matches!(news, News::NotObtained(_) | News::Released(_));
+                    self.take(news);
+                    if self.worker_is_gone {
+                        return;
+                    }
+                }
                 Err(_) => {
                     self.worker_is_gone = true;
                     self.account.thread_gone();

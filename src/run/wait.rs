@@ -170,8 +170,7 @@ impl Asking {
                 self.pause = timing::FIRST_PAUSE;
                 self.holders.clone_from(&holders);
                 worker.tell(News::Waiting { position, holders, now_ms: worker.work.store.clock_ms() });
-                let rest = worker.work.store.rest(position, lapse_ms.map(Duration::from_millis));
-                self.rest(worker, now + rest)
+                self.rest(worker, position, lapse_ms.map(Duration::from_millis), now)
             }
             Ok(Answer::Busy { holders }) => {
                 self.holders = holders;
@@ -199,10 +198,13 @@ impl Asking {
         }
     }
 
-    /// Waits for the wake-up, until `until` at most.
-    fn rest(&mut self, worker: &mut Worker, until: Boot) -> Step {
+    /// Waits for the wake-up, as long as the store says at most.
+    fn rest(&mut self, worker: &mut Worker, position: usize, lapse: Option<Duration>, now: Boot) -> Step {
+        let rest = worker.work.store.rest(position, lapse);
+        // A store that is not asked is not silent: it is asked again while it has time to answer.
+        let rest = rest.min(self.silent_at(worker).since(now) / 2);
         // The store counts a lease in whole milliseconds: one more, else the look comes just too early.
-        let mut until = until + Duration::from_millis(1);
+        let mut until = now + rest + Duration::from_millis(1);
         if let Some(end) = self.until(worker) {
             until = until.min(end);
         }

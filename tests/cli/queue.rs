@@ -44,3 +44,13 @@ fn a_wait_says_who_is_in_the_way() {
     }
     assert!(busy.contains("1.5s") && busy.contains(&pid), "{busy}");
 }
+
+#[test]
+fn a_store_that_answers_is_not_silent_however_short_its_time_for_that() {
+    let stage = Stage::new();
+    let _holder = stage.run("job", &["--", "sleep", "100"]).start();
+    stage.held("job");
+    for timeout in ["1s", "1300ms"] {
+        stage.run("job", &["--store-timeout", timeout, "-w", "2500ms", "-q", "--", "touch", "ran"]).done().is(75, "");
+    }
+}

@@ -1,4 +1,5 @@
 use std::os::unix::process::CommandExt;
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -159,4 +160,24 @@ fn a_signal_of_the_commands_own_does_not_come_back() {
     run.signal(Signal::SIGUSR2);
     run.done().died(Signal::SIGUSR2);
     assert_eq!(stage.lines("got"), ["USR1"]);
+}
+
+#[test]
+fn a_signal_at_any_instant_of_a_start_is_all_that_becomes_of_it() {
+    let stage = Stage::new();
+    // From before the first ask to after the command's start, so that some cross the grant on its way.
+    for step in 0..160 {
+        let report = stage.path(&format!("report{step}"));
+        let args = ["--report", report.to_str().unwrap(), "--", "sleep", "100"];
+        let run = stage.run("job", &args).start();
+        std::thread::sleep(Duration::from_micros(step * 50));
+        run.signal(Signal::SIGTERM);
+        let done = run.done().died(Signal::SIGTERM);
+        assert_eq!(done.stderr, "", "step {step}");
+        // One that came before rlock listens leaves no report.
+        for line in stage.lines(&format!("report{step}")) {
+            let report: serde_json::Value = serde_json::from_str(&line).unwrap();
+            assert!(["ran", "interrupted"].contains(&report["outcome"].as_str().unwrap()), "step {step}: {line}");
+        }
+    }
 }

@@ -1,5 +1,5 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -166,12 +166,26 @@ fn now_passes_the_key_in_the_same_step() {
 }
 
 #[test]
+fn the_command_that_is_shown_removes_it_there_and_nowhere_else() {
+    let server = Server::start();
+    server.cli(&["RPUSH", "l", "x"]);
+    server.cli(&["-n", "3", "RPUSH", "l", "x"]);
+    let url = format!("{}?db=3", server.url());
+    let ended: Ended = server.command(&["--url", &url, "force-release", "l", "-y", "--now"]).output().unwrap().into();
+    let (_, command) = ended.err.split_once("to remove it: ").unwrap();
+    let (command, _) = command.rsplit_once(')').unwrap();
+    let removed = Command::new("sh").args(["-c", command]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&removed.stdout).trim(), "1", "{command}");
+    assert_eq!(server.cli(&["EXISTS", "l"]), "1");
+}
+
+#[test]
 fn what_is_not_rlocks_goes_only_with_now() {
     let server = Server::start();
     server.cli(&["SET", "s", "x"]);
     server.cli(&["RPUSH", "l", "x"]);
     server.rlock(&["force-release", "s", "-y"]).is(1, "which is not rlock's; left alone; --now removes it");
-    server.rlock(&["force-release", "l", "-y", "--now"]).is(1, "redis-cli DEL l");
+    server.rlock(&["force-release", "l", "-y", "--now"]).is(1, "redis-cli ");
     assert_eq!(server.cli(&["EXISTS", "s", "l"]), "2");
     server.rlock(&["force-release", "s", "--now"]).is(64, "give --yes");
     server.rlock(&["force-release", "s", "-y", "--now"]).is(0, "`s` was held by a string");
