@@ -112,13 +112,31 @@ fn columns_of(c: char) -> usize {
     c.width().unwrap_or_default()
 }
 
-/// `text` as one word of a shell's command line.
+/// `text` as one word of a shell's command line. What a terminal must not get is written as bash, zsh and ksh read it.
 pub fn quoted(text: &str) -> String {
+    if text.chars().any(|c| c.is_control() || is_deceptive(c)) {
+        return dollar_quoted(text);
+    }
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"._:/@%+=,-".contains(&b);
     if !text.is_empty() && !text.starts_with('-') && text.bytes().all(plain) {
         return text.to_owned();
     }
     format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+fn dollar_quoted(text: &str) -> String {
+    let mut out = "$'".to_owned();
+    for c in text.chars() {
+        if c.is_control() || is_deceptive(c) {
+            for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+                let _ = write!(out, "\\x{byte:02x}");
+            }
+        } else {
+            out.extend(['\\'].into_iter().filter(|_| matches!(c, '\'' | '\\')));
+            out.push(c);
+        }
+    }
+    out + "'"
 }
 
 /// A duration in two units at most, never more than it is: `300ms`, `3.3s`, `21s`, `2m10s`, `12m`, `1h2m`, `3d4h`.
@@ -209,6 +227,7 @@ mod tests {
         assert_eq!(quoted("{tag}"), "'{tag}'");
         assert_eq!(quoted("-n"), "'-n'");
         assert_eq!(quoted(""), "''");
+        assert_eq!(quoted("a\tit's\\é\u{202e}9"), r"$'a\x09it\'s\\é\xe2\x80\xae9'");
     }
 
     #[test]

@@ -199,7 +199,7 @@ fn remove_foreign(
     if !force.now {
         let hint =
             if found.seen.is_empty() { String::new() } else { "; --now removes it, whatever it protects".into() };
-        return Ok((Outcome::LeftAlone, format!("`{key}` is held by {is}, which is not rlock's; left alone{hint}")));
+        return Ok((Outcome::LeftAlone, format!("`{key}` is held by {is}; left alone{hint}")));
     }
     if found.seen.is_empty() {
         let command = format!("{} DEL {}", redis_cli(&desk.name()), quoted(force.key.as_str()));
@@ -208,9 +208,7 @@ fn remove_foreign(
             format!("`{key}` is held by {is}, which rlock does not remove; left alone (to remove it: {command})"),
         ));
     }
-    if let Some(declined) =
-        confirm(force, &format!("`{key}` is held by {is}, which is not rlock's"), "Remove it, whatever it protects?")?
-    {
+    if let Some(declined) = confirm(force, &format!("`{key}` is held by {is}"), "Remove it, whatever it protects?")? {
         return Ok(declined);
     }
     // A try without an answer may have removed it, and then the next one finds nothing to remove.

@@ -165,9 +165,10 @@ pub fn cannot_stop(left: &[Left]) -> String {
 }
 
 /// That the lock was lost unnoticed before the command's end.
-pub fn was_not_ours(name: &str) -> String {
+pub fn was_not_ours(name: &str, was_to_be_kept: bool) -> String {
+    let not_kept = if was_to_be_kept { ", and it is not kept as --hold-at-least asks" } else { "" };
     format!(
-        "`{}`: when the command ended the lock was no longer held; another may have run ({})",
+        "`{}`: when the command ended the lock was no longer held; another may have run{not_kept} ({})",
         key(name),
         inspect_hint(name)
     )

@@ -236,7 +236,7 @@ impl<'a> Account<'a> {
         }
         let line = match release {
             Release::Done => return,
-            Release::NotOurs => report::was_not_ours(self.key()),
+            Release::NotOurs => report::was_not_ours(self.key(), self.run.hold_at_least.is_some()),
             Release::Unanswered(why) if self.run.hold_at_least.is_some() => {
                 report::not_kept(self.key(), why, lease_left)
             }

@@ -184,7 +184,7 @@ fn what_is_not_rlocks_goes_only_with_now() {
     let server = Server::start();
     server.cli(&["SET", "s", "x"]);
     server.cli(&["RPUSH", "l", "x"]);
-    server.rlock(&["force-release", "s", "-y"]).is(1, "which is not rlock's; left alone; --now removes it");
+    server.rlock(&["force-release", "s", "-y"]).is(1, "left alone; --now removes it");
     server.rlock(&["force-release", "l", "-y", "--now"]).is(1, "redis-cli ");
     assert_eq!(server.cli(&["EXISTS", "s", "l"]), "2");
     server.rlock(&["force-release", "s", "--now"]).is(64, "give --yes");
