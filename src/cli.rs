@@ -18,9 +18,10 @@ use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser, S
 
 /// Run a command while holding a lock that other hosts respect.
 ///
-/// rlock takes a lock on a store (a Redis server), runs a command while it holds it, and gives it back. The lock is a
-/// lease that rlock keeps renewing; should that ever fail, the command is dead before the lock can pass to anybody
-/// else. What rlock itself has to say goes to stderr, one line an event, and has an exit code of its own.
+/// rlock takes a lock on a store (a Redis server, or a directory of this host), runs a command while it holds it, and
+/// gives it back. The lock is a lease that rlock keeps renewing; should that ever fail, the command is dead before the
+/// lock can pass to anybody else. What rlock itself has to say goes to stderr, one line an event, and has an exit code
+/// of its own.
 #[derive(Debug, Parser)]
 #[command(name = "rlock", version, disable_help_subcommand = true, after_long_help = AFTER_HELP, next_line_help = false)]
 pub struct Cli {
