@@ -18,9 +18,10 @@ use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser, S
 
 /// Run a command while holding a lock that other hosts respect.
 ///
-/// rlock takes a lock on a store (a Redis server), runs a command while it holds it, and gives it back. The lock is a
-/// lease that rlock keeps renewing; should that ever fail, the command is dead before the lock can pass to anybody
-/// else. What rlock itself has to say goes to stderr, one line an event, and has an exit code of its own.
+/// rlock takes a lock on a store (a Redis server, or a directory of this host), runs a command while it holds it, and
+/// gives it back. The lock is a lease that rlock keeps renewing; should that ever fail, the command is dead before the
+/// lock can pass to anybody else. What rlock itself has to say goes to stderr, one line an event, and has an exit code
+/// of its own.
 #[derive(Debug, Parser)]
 #[command(name = "rlock", version, disable_help_subcommand = true, after_long_help = AFTER_HELP, next_line_help = false)]
 pub struct Cli {
@@ -348,9 +349,10 @@ where
     let help = named.map_or("rlock --help".into(), |name| format!("rlock {name} --help"));
     let is_key =
         |word: &OsString| word.to_str().is_some_and(|word| word.starts_with("-k") || word.starts_with("--key"));
-    if named.is_none() && words.get(1).is_some_and(is_key) {
-        let line = "the subcommand is missing before -k, as in: rlock run -k KEY -- COMMAND; try: rlock --help";
-        return Err(Stop::Usage(line.into()));
+    if words.get(1).is_some_and(is_key) {
+        let wrong = if named.is_some() { "must stand" } else { "is missing" };
+        let line = format!("the subcommand {wrong} before -k, as in: rlock run -k KEY -- COMMAND; try: {help}");
+        return Err(Stop::Usage(line));
     }
     let near = nearest(&command, &words);
     let help = near.map_or(help, |name| format!("rlock {name} (a similar subcommand), or rlock --help"));
@@ -405,6 +407,10 @@ fn stop(error: &clap::Error, help: &str) -> Stop {
         ["\nUsage:", "\nFor more information", "\n  tip: to pass"].iter().filter_map(|mark| text.find(mark)).min();
     let said = text[..end.unwrap_or(text.len())].trim_start_matches("error: ").replace("\n  tip: ", "; ");
     let line = said.split_whitespace().collect::<Vec<_>>().join(" ").replace(" ; ", "; ");
+    // The parser blames the option for a variable that is empty.
+    if line.contains("'--config <FILE>'") && std::env::var_os("RLOCK_CONFIG").is_some_and(|path| path.is_empty()) {
+        return Stop::Usage("RLOCK_CONFIG is empty; give a file, or unset it to use /etc/rlock/config.toml".into());
+    }
     Stop::Usage(format!("{line}; try: {help}"))
 }
 
@@ -520,6 +526,11 @@ mod tests {
                 &["rlock", "-k", "a", "--", "true"],
                 "the subcommand is missing before -k, as in: rlock run -k KEY",
                 "try: rlock --help",
+            ),
+            (
+                &["rlock", "-k", "a", "run", "--", "true"],
+                "the subcommand must stand before -k, as in: rlock run -k KEY",
+                "try: rlock run --help",
             ),
             (
                 &["rlock", "rnu"],

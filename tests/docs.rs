@@ -119,7 +119,8 @@ fn page(command: &clap::Command) -> String {
         verbatim(&mut page, "EXAMPLES", examples);
     }
     let others = if command.get_name() == "rlock" {
-        ".BR rlock\\-run (1),\n.BR rlock\\-inspect (1),\n.BR rlock\\-force\\-release (1),\n.BR flock (1)"
+        ".BR rlock\\-run (1),\n.BR rlock\\-inspect (1),\n.BR rlock\\-list (1),\n.BR rlock\\-ttl (1),\n\
+         .BR rlock\\-force\\-release (1),\n.BR flock (1)"
     } else {
         ".BR rlock (1)"
     };

@@ -83,7 +83,8 @@ impl File {
         let table = DeTable::parse(text).map_err(|error| {
             let line = error.span().map_or(1, |span| line_of(text, span.start));
             let why = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
-            at(line, &(why + &remedy(text.lines().nth(line - 1).unwrap_or_default())))
+            let remedy = remedy(text.lines().nth(line - 1).unwrap_or_default(), &why);
+            at(line, &(why + &remedy))
         })?;
         let mut values = BTreeMap::new();
         for (name, value) in table.get_ref() {
@@ -135,10 +136,13 @@ fn line_of(text: &str, at: usize) -> usize {
 }
 
 /// What to write instead of a line that is no TOML, where it begins with a known key.
-fn remedy(line: &str) -> String {
+fn remedy(line: &str, why: &str) -> String {
     let name = line.split('=').next().unwrap_or_default().trim();
     match KEYS.iter().find(|(known, ..)| *known == name) {
-        Some((name, _, example)) => format!("; at `{name}`: write it once, for example: {name} = {example}"),
+        Some((name, _, example)) => {
+            let once = if why.contains("duplicate") { " it once" } else { "" };
+            format!("; at `{name}`: write{once}, for example: {name} = {example}")
+        }
         None => "; a line is a key and a value, for example: url = \"redis://db1\"".into(),
     }
 }
@@ -245,7 +249,7 @@ mod tests {
     #[test]
     fn what_is_no_toml_is_shown_how_to_write_it() {
         for (text, end) in [
-            ("url = redis://h\n", "at `url`: write it once, for example: url = \"redis://db1\""),
+            ("url = redis://h\n", "at `url`: write, for example: url = \"redis://db1\""),
             ("ttl = 3\nttl = 4\n", "at `ttl`: write it once, for example: ttl = \"30s\""),
             ("<url>\n", "; a line is a key and a value, for example: url = \"redis://db1\""),
         ] {
