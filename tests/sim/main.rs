@@ -7,6 +7,7 @@
 //! | `RLOCK_SEEDS=1000000 RLOCK_FIRST=4000 cargo test --test sim the_laws` | a million others |
 //! | `RLOCK_SEED=7 cargo test --test sim the_laws -- --nocapture` | all that happens in one; a seed and a commit repeat it exactly |
 //! | `RLOCK_MEASURE=20 cargo test --test sim measure -- --nocapture --test-threads=1` | what the constants cost and bring |
+//! | `tests/sim/tune.sh` | what others would |
 //!
 //! # What is real
 //!
