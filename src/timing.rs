@@ -11,8 +11,8 @@ pub const LEAST_TTL: Duration = Duration::from_secs(2);
 /// The greatest `--ttl`: a day. A lease longer than that is a lock without an end.
 pub const GREATEST_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How long a waiter that was granted the key by somebody else's operation has to confirm, never above its ttl.
-/// It is what a waiter that died costs the next one; who does not get to run for longer loses its place (of 2,300 waiters
+/// How long a waiter that was granted the key by somebody else's operation has to confirm, never above its ttl. It is
+/// what a waiter that died costs the next one; who does not get to run for longer loses its place (of 2,300 waiters
 /// that paused for about a second 19 with 2 s, 12 with 3 s, 2 with 5 s).
 pub const WINDOW: Duration = Duration::from_secs(3);
 
@@ -24,10 +24,10 @@ pub const REFRESH: Duration = Duration::from_secs(1);
 /// new connection, 600 ms each, it is still below the window: 1.7 + 1.2 < 3 s.
 pub const LONGEST_REFRESH: Duration = Duration::from_millis(1700);
 
-/// How long the waiter at this place of the queue, 1 being the head, rests before it asks again. Who is far from the head
-/// rests longer: a thousand waiters would send more refreshes than all else. Nobody rests long beyond the next `lapse` of
-/// a lease: whoever of the dead was granted the key, the next that lives asks when that one's window ends. They do not
-/// all ask at once: each place adds a millisecond, several times what a server needs for an ask.
+/// How long the waiter at this place of the queue, 1 being the head, rests before it asks again. Who is far from the
+/// head rests longer: a thousand waiters would send more refreshes than all else. Nobody rests long beyond the next
+/// `lapse` of a lease: whoever of the dead was granted the key, the next that lives asks when that one's window ends.
+/// They do not all ask at once: each place adds a millisecond, several times what a server needs for an ask.
 pub fn rest(position: usize, lapse: Option<Duration>) -> Duration {
     let behind = u32::try_from(position.saturating_sub(1)).unwrap_or(u32::MAX);
     let each = |ms| Duration::from_millis(ms).saturating_mul(behind);
@@ -54,8 +54,8 @@ pub const TOMBSTONE: Duration = Duration::from_secs(60);
 /// The longest single try, whatever the ttl.
 pub const LONGEST_TRY: Duration = Duration::from_secs(2);
 
-/// The longest try of a waiter, half a heartbeat: the place that it asks for would lapse meanwhile. Without it one answer
-/// that took 4.5 s made a try of 36 s, and a message that was lost just when a store came back cost 48 s.
+/// The longest try of a waiter, half a heartbeat: the place that it asks for would lapse meanwhile. Without it one
+/// answer that took 4.5 s made a try of 36 s, and a message that was lost just when a store came back cost 48 s.
 pub const LONGEST_WAITERS_TRY: Duration = Duration::from_secs(5);
 
 /// The pause after a failed try; it doubles up to a try's limit.
@@ -88,15 +88,15 @@ pub fn greatest_grace(ttl: Duration) -> Duration {
     ttl / 3
 }
 
-/// How often a lease is renewed: ttl/3, the field's watchdog (ttl/2 loses ten times as many leases needlessly). An outage shorter than
-/// 2/3 ttl − grace − slack − margin − one try is not noticed (12.4 s at 30 s).
+/// How often a lease is renewed: ttl/3, the field's watchdog (ttl/2 loses ten times as many leases needlessly). An
+/// outage shorter than 2/3 ttl − grace − slack − margin − one try is not noticed (12.4 s at 30 s).
 pub fn renew_every(ttl: Duration) -> Duration {
     ttl / 3
 }
 
-/// How long one try to renew may take: max(ttl/15, 100 ms), at most 2 s. Needless losses per 1,000 h at ttl 30 s:
-/// 0 at 2 % loss; with ttl/5 instead 49. Over a slow line at least three round trips as last measured, eight on a
-/// new connection, whose handshakes come on top (without them 53,664 losses at ttl 5 s over 80 ms). Never longer than the
+/// How long one try to renew may take: max(ttl/15, 100 ms), at most 2 s. Needless losses per 1,000 h at ttl 30 s: 0 at
+/// 2 % loss; with ttl/5 instead 49. Over a slow line at least three round trips as last measured, eight on a new
+/// connection, whose handshakes come on top (without them 53,664 losses at ttl 5 s over 80 ms). Never longer than the
 /// time between two renewals: after one slow answer a single try could outlast the lease.
 pub fn try_limit(ttl: Duration, round_trip: Option<Duration>, connected: bool) -> Duration {
     let by_ttl = (ttl / 15).max(Duration::from_millis(100)).min(LONGEST_TRY);

@@ -1,12 +1,13 @@
-//! What the constants of `timing.rs` cost and bring, measured: leases that are lost needlessly, the time from one holder to
-//! the next, and places that are lost in the queue. `RLOCK_MEASURE=n cargo test --test sim measure -- --nocapture` measures
-//! the constants as they are; `tests/sim/tune.sh` measures others beside them and printed what follows (`tune.sh 6`).
+//! What the constants of `timing.rs` cost and bring, measured: leases that are lost needlessly, the time from one
+//! holder to the next, and places that are lost in the queue. `RLOCK_MEASURE=n cargo test --test sim measure --
+//! --nocapture` measures the constants as they are; `tests/sim/tune.sh` measures others beside them and printed what
+//! follows (`tune.sh 6`).
 //!
 //! # The lease
 //!
-//! Needless losses in 1,000 h of holding (600 h were held), for a ttl and a share of lost messages. A lost message is a connection that is
-//! silent from then on. The halting server freezes every two minutes, half the time for less than a second, one time in
-//! four for more than two, which is more than a ttl of 5 s endures for certain.
+//! Needless losses in 1,000 h of holding (600 h were held), for a ttl and a share of lost messages. A lost message is a
+//! connection that is silent from then on. The halting server freezes every two minutes, half the time for less than a
+//! second, one time in four for more than two, which is more than a ttl of 5 s endures for certain.
 //!
 //! | | 30 s, 10 % lost | 5 s, 5 % | 2 s, 5 % | 5 s, 1 %, halting server | requests a minute |
 //! |---|---|---|---|---|---|
@@ -21,18 +22,18 @@
 //! | try ttl/5 | 8220 | 7001 | 19190 | 5409 | 72 |
 //! | longest try 1 s | 0 | 2 | 29 | 5168 | 74 |
 //!
-//! Renewing every ttl/2 loses ten times as many; ttl/4 and ttl/5 win little for a third and two thirds more requests. Half
-//! the grace would save a few more, and is what a command has to end cleanly. A try of ttl/8 leaves too few tries before the
-//! signal. One of ttl/30, or of 1 s, would do better here, and worse on a real line: a first packet that is lost is sent
-//! again after a second (RFC 6298, 2.1), which a try of 2 s lives to see and one of 1 s does not.
-//! The pause after a failed try, 10 to 200 ms, makes no difference.
+//! Renewing every ttl/2 loses ten times as many; ttl/4 and ttl/5 win little for a third and two thirds more requests.
+//! Half the grace would save a few more, and is what a command has to end cleanly. A try of ttl/8 leaves too few tries
+//! before the signal. One of ttl/30, or of 1 s, would do better here, and worse on a real line: a first packet that is
+//! lost is sent again after a second (RFC 6298, 2.1), which a try of 2 s lives to see and one of 1 s does not. The
+//! pause after a failed try, 10 to 200 ms, makes no difference.
 //!
 //! # The queue
 //!
 //! A hundred waiters for one key, one in twenty of whom dies (round trip 0.4 ms): the mean time of a hand-over and the
-//! longest that the key was free, dead waiters' windows included; the requests for each command, asks and waits of the whole
-//! queue included; and how many of 2,300 lost their place although they lived, in the last column where every second one
-//! does not get to run once, for a second in the middle.
+//! longest that the key was free, dead waiters' windows included; the requests for each command, asks and waits of the
+//! whole queue included; and how many of 2,300 lost their place although they lived, in the last column where every
+//! second one does not get to run once, for a second in the middle.
 //!
 //! | | hand-over, 1 % lost | 5 % | longest idle | requests a command | places lost | the same with pauses |
 //! |---|---|---|---|---|---|---|
@@ -50,11 +51,11 @@
 //! | heartbeat 5 s | 75 ms | 174 ms | 4.2 s | 30 | 1 | 19 |
 //! | heartbeat 20 s | 104 ms | 222 ms | 4.2 s | 32 | 1 | 12 |
 //!
-//! A window of 2 s costs half as many places more by pauses, one of 5 s a third more time for the dead. Who asks again every
-//! half second sends more than twice the requests and is not faster; every 2 s loses places with a wake-up that is lost.
-//! A heartbeat of 5 s takes places from who was paused, one of 20 s keeps the dead longer and lets the next one wait for up
-//! to 24 s instead of 14. A waiter's try of window/2 eats the window; window/10 would do better here, and breaks every
-//! waiter's connection when a server halts for a third of a second, as it does to write its data out.
+//! A window of 2 s costs half as many places more by pauses, one of 5 s a third more time for the dead. Who asks again
+//! every half second sends more than twice the requests and is not faster; every 2 s loses places with a wake-up that
+//! is lost. A heartbeat of 5 s takes places from who was paused, one of 20 s keeps the dead longer and lets the next
+//! one wait for up to 24 s instead of 14. A waiter's try of window/2 eats the window; window/10 would do better here,
+//! and breaks every waiter's connection when a server halts for a third of a second, as it does to write its data out.
 
 use crate::checker::Counts;
 use crate::clock::seconds;
