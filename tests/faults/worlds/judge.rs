@@ -14,6 +14,9 @@ use crate::world::{Applied, Over, Past, Why};
 const MS: fn(u64) -> Duration = Duration::from_millis;
 /// What a fault may still be felt after it is over: a connection that is made anew, an answer that is late.
 const AFTER: Duration = Duration::from_millis(1_500);
+/// How long before a place is seen to be lost the cause may be: a try that a fault has swallowed has its time, and the
+/// next one a second.
+const FELT: Duration = rlock::timing::LONGEST_WAITERS_TRY.saturating_add(Duration::from_secs(1));
 
 /// What is counted and what is wrong.
 #[derive(Debug, Default)]
@@ -162,17 +165,16 @@ impl Case<'_> {
     }
 
     fn exclusion(&self, figures: &mut Figures) {
-        let flushes = self
-            .past
-            .faults
-            .iter()
-            .filter(|fault| matches!(fault.what, Why::Planned(What::Server(Upheaval::FlushAll))));
-        let flushes: Vec<&Applied> = flushes.collect();
+        let is_flush = |what: &Why| matches!(what, Why::Planned(What::Server(Upheaval::FlushAll)));
+        let flushes: Vec<&Applied> = self.past.faults.iter().filter(|fault| is_flush(&fault.what)).collect();
+        // What the store lost another may take; within its ttl the first must have noticed, and be dead.
+        let is_promised = |first: usize, from: Boot, to: Boot| {
+            let ttl = self.by_run.get(&first).map_or(Duration::ZERO, |over| over.plan.ttl);
+            !flushes.iter().any(|flush| from >= flush.from && to <= flush.to + ttl)
+        };
         for overlap in history::overlaps(&self.lives) {
             let Overlap { runs, key, from, to, judged } = overlap;
-            // What the store lost another may take; within its ttl the first must have noticed, and be dead.
-            let ttl = self.by_run.get(&runs.0).map_or(Duration::ZERO, |over| over.plan.ttl);
-            if flushes.iter().any(|flush| from >= flush.from && to <= flush.to + ttl) {
+            if !is_promised(runs.0, from, to) {
                 figures.not_promised += 1;
                 continue;
             }
@@ -181,6 +183,12 @@ impl Case<'_> {
             figures.overlaps.push(format!("runs {runs:?} on key {key} for {took:?} at {from:?}{by}"));
         }
         for runs in history::regressions(&self.lives) {
+            // Who was granted the key before the store lost it may start after another who was granted it then.
+            let started = self.lives.iter().find(|life| life.run == runs.1).map(|life| life.from);
+            if started.is_some_and(|started| !is_promised(runs.1, started, started)) {
+                figures.not_promised += 1;
+                continue;
+            }
             figures.regressions.push(format!("runs {runs:?}"));
         }
     }
@@ -305,7 +313,7 @@ impl Case<'_> {
             for (at, first) in queued.iter().enumerate() {
                 for second in queued[at + 1..].iter().filter(|second| second.from < first.from) {
                     let Some(over) = self.by_run.get(&first.run) else { continue };
-                    if self.befell(over, sample.from.before(MS(1_000)), second.from).next().is_none() {
+                    if self.befell(over, sample.from.before(FELT), second.from).next().is_none() {
                         let line =
                             format!("run {} was before run {} in {sample:?}, started after it", first.run, second.run);
                         found.insert((first.run, second.run), line);
