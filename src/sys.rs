@@ -113,6 +113,19 @@ pub fn fork() -> io::Result<Option<Pid>> {
     }
 }
 
+/// Lets this thread run before every ordinary one: `SCHED_RR` at its least priority. One that has a real-time policy
+/// already keeps it. Refused without `CAP_SYS_NICE` and `RLIMIT_RTPRIO`.
+pub fn run_before_others() -> io::Result<()> {
+    // SAFETY: the call only answers a question.
+    let policy = unsafe { libc::sched_getscheduler(0) };
+    if !matches!(policy, libc::SCHED_OTHER | libc::SCHED_BATCH | libc::SCHED_IDLE) {
+        return Ok(());
+    }
+    let least = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the call reads `least`, which outlives it.
+    check(unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const least) })
+}
+
 /// Ends the process at once, without what std does at the end (flushing, destructors): for a forked child.
 pub fn exit_now(code: i32) -> ! {
     // SAFETY: the call only ends the process.

@@ -18,6 +18,10 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("the_keeper_holds_nothing_of_the_command", the_keeper_holds_nothing_of_the_command),
     ("the_environment_is_exact", the_environment_is_exact),
     ("mask_and_dispositions_are_those_at_entry", mask_and_dispositions_are_those_at_entry),
+    (
+        "the_keeper_runs_before_others_and_the_command_as_at_entry",
+        the_keeper_runs_before_others_and_the_command_as_at_entry,
+    ),
     ("the_command_stays_in_the_group", the_command_stays_in_the_group),
     ("stops_and_continues_are_told", stops_and_continues_are_told),
     ("an_orphaned_group_is_not_stopped", an_orphaned_group_is_not_stopped),
@@ -118,6 +122,30 @@ fn mask_and_dispositions_are_those_at_entry() {
         let (mut parent, _) = Rig::new().through(way).run(&show);
         assert_eq!(parent.ending(), Ending::Code(0));
         assert_eq!(parent.lines_of("stdout", 2).join("\n") + "\n", String::from_utf8(direct).unwrap(), "{way:?}");
+    }
+}
+
+/// Its nice value, real-time priority and scheduling policy.
+fn scheduling(stat: &str) -> Vec<&str> {
+    let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+    [19, 40, 41].map(|number| fields[number - 3].trim_end()).to_vec()
+}
+
+fn the_keeper_runs_before_others_and_the_command_as_at_entry() {
+    let may = Command::new("chrt").args(["-r", "1", "true"]).status().unwrap().success();
+    let ways: [&[&str]; 4] = [&["env"], &["nice", "-n", "5"], &["chrt", "-b", "0"], &["chrt", "-f", "7"]];
+    for way in &ways[..if may { 4 } else { 3 }] {
+        let show = ["sh", "-c", "cat /proc/$$/stat; exec sleep 1000"];
+        let direct = Command::new(way[0]).args(&way[1..]).args(["cat", "/proc/self/stat"]).output().unwrap().stdout;
+        let direct = String::from_utf8(direct).unwrap();
+        let (parent, _) = Rig::new().through(way).run(&show);
+        assert_eq!(scheduling(&parent.lines_of("stdout", 1)[0]), scheduling(&direct), "{way:?}");
+        let keeper = fs::read_to_string(format!("/proc/{}/stat", parent.keeper)).unwrap();
+        match (may, way[0], way[1..].first()) {
+            (true, "chrt", Some(&"-f")) => assert_eq!(scheduling(&keeper)[1..], ["7", "1"], "{way:?}"),
+            (true, ..) => assert_eq!(scheduling(&keeper)[1..], ["1", "2"], "{way:?}"),
+            (false, ..) => assert_eq!(scheduling(&keeper), scheduling(&direct), "{way:?}"),
+        }
     }
 }
 
