@@ -22,6 +22,8 @@ pub(super) struct Account<'a> {
     pub(super) report: Report,
     began: Boot,
     granted: Option<Boot>,
+    /// Whether the keeper was told to start the command: it may run from then on.
+    pub(super) spawned: bool,
     /// Whether the command was started.
     pub(super) started: bool,
     waiting: Waiting,
@@ -52,6 +54,7 @@ impl<'a> Account<'a> {
             report,
             began,
             granted: None,
+            spawned: false,
             started: false,
             waiting: Waiting::default(),
             wait: None,
@@ -129,7 +132,7 @@ impl<'a> Account<'a> {
     }
 
     pub(super) fn keeper_gone(&mut self) {
-        let line = report::keeper_gone(self.key(), self.started);
+        let line = report::keeper_gone(self.key(), self.spawned);
         self.voice.say(&line);
         // Of a lease that was lost before, this is only a part.
         if self.report.outcome != Outcome::Lost {
@@ -185,7 +188,7 @@ impl<'a> Account<'a> {
     }
 
     pub(super) fn lost(&mut self, loss: Loss) {
-        let on_lost = self.started.then_some(self.run.on_lost);
+        let on_lost = self.spawned.then_some(self.run.on_lost);
         let line = report::lost(self.key(), loss, self.trouble.as_deref(), self.seen.as_ref(), on_lost);
         self.voice.say(&line);
         self.ended_as(Outcome::Lost, line);
@@ -249,7 +252,11 @@ impl<'a> Account<'a> {
     /// A signal that came before there was a command is all that became of the run, also where the grant crossed it.
     pub(super) fn exits(&mut self, exit: Exit) {
         if matches!(exit, Exit::Signal(_)) && self.report.outcome == Outcome::Failed && !self.started {
-            self.ended_as(Outcome::Interrupted, "a signal ended the wait".into());
+            if self.spawned {
+                self.ended_as(Outcome::Failed, "a signal came before the keeper had told of a start".into());
+            } else {
+                self.ended_as(Outcome::Interrupted, "a signal ended the wait".into());
+            }
         }
         self.report.code = exit.shown();
         self.report.signal = if let Exit::Signal(number) = exit { Some(number) } else { None };

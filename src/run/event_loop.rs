@@ -302,6 +302,7 @@ impl<'a> EventLoop<'a> {
                     self.account.voice.finish(LINES);
                 }
                 let environment = self.environment();
+                self.account.spawned = true;
                 match self.keeper.as_mut().map(|keeper| keeper.spawn(environment)) {
                     // A keeper that is dead is heard of next.
                     None | Some(Ok(())) => {}

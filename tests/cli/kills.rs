@@ -259,7 +259,9 @@ fn a_stop_signal_ends_a_start_that_a_stopped_keeper_does_not_get_to() {
     let stage = Stage::new();
     let holder = stage.run("job", &["--", "sh", "-c", "while ! [ -e go ]; do sleep 0.01; done"]).start();
     stage.held("job");
-    let run = stage.run("job", &["--kill-after", "100ms", "--", "touch", "wrong"]).start();
+    let report = stage.path("report");
+    let args = ["--kill-after", "100ms", "--report", report.to_str().unwrap(), "--", "touch", "wrong"];
+    let run = stage.run("job", &args).start();
     stage.waiting("job", 1);
     let keeper = children(&run.pid().to_string()).remove(0);
     // It makes ready while rlock asks: its timer comes last, and then it rests.
@@ -275,6 +277,9 @@ fn a_stop_signal_ends_a_start_that_a_stopped_keeper_does_not_get_to() {
     run.done().died(Signal::SIGTERM);
     assert!(!is_alive(&keeper) && !stage.path("wrong").exists());
     assert!(!stage.is_held("job"));
+    // From the order on it may have run: it is not told as a wait that ended.
+    let report: serde_json::Value = serde_json::from_str(&stage.lines("report")[0]).unwrap();
+    assert_eq!((&report["outcome"], &report["signal"]), (&"failed".into(), &15.into()), "{report}");
 }
 
 #[test]
