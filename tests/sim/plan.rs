@@ -188,6 +188,23 @@ impl Plan {
         plan
     }
 
+    /// A holder that ends by itself just after all who wait, but for the last one, have died.
+    pub(crate) fn deserted(seed: u64) -> Self {
+        let mut plan = Self::crowd(seed, 0);
+        let random = &mut Random::new(seed ^ 2);
+        plan.acts.clear();
+        plan.owners.truncate(20);
+        let last = plan.owners.len() - 1;
+        for (owner, spec) in plan.owners.iter_mut().enumerate() {
+            spec.born = (owner as u64) * 50 * MS;
+            spec.work = if owner == 0 { 5 * S } else { 50 * MS };
+            if owner != 0 && owner != last {
+                plan.acts.push((4 * S + random.below(S), Act::KillRlock { owner }));
+            }
+        }
+        plan
+    }
+
     fn owner(random: &mut Random, kind: Kind, key: usize, limit: u32, ttl: u64, span: Time) -> Spec {
         let ttl = Duration::from_secs(ttl);
         let grace = match random.below(4) {

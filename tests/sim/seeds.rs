@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::bug::Bug;
 use crate::checker::Counts;
+use crate::clock::{S, seconds};
 use crate::plan::{Clockwork, Kind, Plan};
 use crate::world;
 
@@ -80,6 +81,16 @@ fn the_laws_hold_in_every_world() {
     );
     // A world where nothing happens would break no law.
     assert!(counts.commands > 4 * seeds && counts.hand_overs > seeds && counts.late > seeds / 100, "{counts:?}");
+}
+
+/// The law of 14 s where it matters most: chance seldom comes near it, and a heartbeat of 20 s breaks it here in every
+/// world.
+#[test]
+fn however_many_waiters_died_the_next_has_the_key_in_time() {
+    let (counts, broken) = play(0, 500, None, Plan::deserted);
+    assert!(broken.is_empty(), "{} of 500, the first {:?}", broken.len(), broken.first());
+    println!("the longest {:.2} s", seconds(counts.longest_idle));
+    assert!(counts.longest_idle > 12 * S, "{counts:?}");
 }
 
 /// The store's clock is set, or a replica's is another one: what DESIGN assumes not to happen.
