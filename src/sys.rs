@@ -114,11 +114,12 @@ pub fn fork() -> io::Result<Option<Pid>> {
 }
 
 /// Lets this thread run before every ordinary one: `SCHED_RR` at its least priority. One that has a real-time policy
-/// already keeps it. Refused without `CAP_SYS_NICE` and `RLIMIT_RTPRIO`.
+/// already keeps it. Refused without `CAP_SYS_NICE` and `RLIMIT_RTPRIO`, and not asked for under a seccomp filter, which
+/// may kill whoever asks (systemd's `SystemCallFilter=~@resources` does).
 pub fn run_before_others() -> io::Result<()> {
-    // SAFETY: the call only answers a question.
-    let policy = unsafe { libc::sched_getscheduler(0) };
-    if !matches!(policy, libc::SCHED_OTHER | libc::SCHED_BATCH | libc::SCHED_IDLE) {
+    // SAFETY: the calls only answer questions.
+    let (policy, filter) = unsafe { (libc::sched_getscheduler(0), libc::prctl(libc::PR_GET_SECCOMP)) };
+    if filter != 0 || !matches!(policy, libc::SCHED_OTHER | libc::SCHED_BATCH | libc::SCHED_IDLE) {
         return Ok(());
     }
     let least = libc::sched_param { sched_priority: 1 };

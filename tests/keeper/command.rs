@@ -132,9 +132,10 @@ fn scheduling(stat: &str) -> Vec<&str> {
 }
 
 fn the_keeper_runs_before_others_and_the_command_as_at_entry() {
-    let may = Command::new("chrt").args(["-r", "1", "true"]).status().unwrap().success();
+    let may_change = Command::new("chrt").args(["-r", "1", "true"]).status().unwrap().success();
+    let may = may_change && fs::read_to_string("/proc/self/status").unwrap().contains("Seccomp:\t0");
     let ways: [&[&str]; 4] = [&["env"], &["nice", "-n", "5"], &["chrt", "-b", "0"], &["chrt", "-f", "7"]];
-    for way in &ways[..if may { 4 } else { 3 }] {
+    for way in &ways[..if may_change { 4 } else { 3 }] {
         let show = ["sh", "-c", "cat /proc/$$/stat; exec sleep 1000"];
         let direct = Command::new(way[0]).args(&way[1..]).args(["cat", "/proc/self/stat"]).output().unwrap().stdout;
         let direct = String::from_utf8(direct).unwrap();
@@ -142,7 +143,7 @@ fn the_keeper_runs_before_others_and_the_command_as_at_entry() {
         assert_eq!(scheduling(&parent.lines_of("stdout", 1)[0]), scheduling(&direct), "{way:?}");
         let keeper = fs::read_to_string(format!("/proc/{}/stat", parent.keeper)).unwrap();
         match (may, way[0], way[1..].first()) {
-            (true, "chrt", Some(&"-f")) => assert_eq!(scheduling(&keeper)[1..], ["7", "1"], "{way:?}"),
+            (_, "chrt", Some(&"-f")) => assert_eq!(scheduling(&keeper)[1..], ["7", "1"], "{way:?}"),
             (true, ..) => assert_eq!(scheduling(&keeper)[1..], ["1", "2"], "{way:?}"),
             (false, ..) => assert_eq!(scheduling(&keeper), scheduling(&direct), "{way:?}"),
         }
