@@ -100,7 +100,7 @@ fn measure_needless_losses() {
     }
 }
 
-/// A hundred waiters, of whom one in twenty dies; nobody who lives loses its place.
+/// A hundred waiters, of whom one in twenty dies; nobody who lives is passed, and hardly anybody loses its place.
 #[test]
 fn measure_hand_over() {
     println!("lost messages, mean hand-over, longest idle, places lost of commands, requests a command");
@@ -114,7 +114,7 @@ fn measure_hand_over() {
             counts.commands,
             many(counts.requests) / many(counts.commands),
         );
-        assert!(counts.missed * 1000 <= counts.commands, "{counts:?}");
+        assert!(counts.passed * 1000 <= counts.commands && counts.missed * 100 <= counts.commands, "{counts:?}");
     }
 }
 

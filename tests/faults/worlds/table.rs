@@ -75,7 +75,21 @@ struct Etcd {
 }
 
 impl Etcd {
+    /// None where it is not installed. One whose ports somebody else took meanwhile ends, and is started with others.
     fn start(dir: &Path) -> Option<Self> {
+        loop {
+            let mut etcd = Self::begin(dir)?;
+            let is_up = until("etcd listens or ends", || match TcpStream::connect(("127.0.0.1", etcd.port)) {
+                Ok(_) if etcd.child.try_wait().unwrap().is_none() => Some(true),
+                _ => etcd.child.try_wait().unwrap().map(|_| false),
+            });
+            if is_up {
+                return Some(etcd);
+            }
+        }
+    }
+
+    fn begin(dir: &Path) -> Option<Self> {
         let (port, peers) = (free_port(), free_port());
         let [client, peer] = [port, peers].map(|port| format!("http://127.0.0.1:{port}"));
         let mut command = Command::new("etcd");
@@ -84,9 +98,7 @@ impl Etcd {
         command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
         command.args(["--initial-cluster", &format!("default={peer}")]);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()?;
-        let etcd = Self { child, port };
-        until("etcd listens", || TcpStream::connect(("127.0.0.1", port)).ok());
-        Some(etcd)
+        Some(Self { child, port })
     }
 }
 
