@@ -120,7 +120,18 @@ impl Local {
         let now_us = saved.now_us();
         let mut step = saved.state.at(now_us);
         let answer = act(&mut step);
-        let events = step.events;
+        let mut events = step.events;
+        // Who gave back what it had just been given makes room for one behind it whose pulse was not felt.
+        while events.last().is_some_and(|event| event.what == What::Served) {
+            let dead = saved.bury(&pulses, None);
+            if dead.is_empty() {
+                break;
+            }
+            over.extend(dead);
+            let mut step = saved.state.at(now_us);
+            step.serve();
+            events.extend(step.events);
+        }
         let ended = ends(&answer);
         // The owner does one thing after another: nothing of it comes after the end that it is told of here.
         if let Some(own) = ended.filter(|id| self.is_own(*id)) {

@@ -6,6 +6,7 @@ mod history;
 mod record;
 
 use std::fs::{self, File};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -511,4 +512,26 @@ fn a_key_that_is_taken_often_is_not_remembered_longer_and_longer() {
     }
     assert_eq!(take(20, false).iter().map(|trace| trace.id).collect::<Vec<_>>(), [id(20)]);
     assert!(place.folder("job").exists());
+}
+
+/// The first in the queue leaves in the same step in which a dead holder has made it the holder; whoever is dead behind it
+/// must not become one.
+#[test]
+fn who_leaves_as_it_is_served_leaves_the_key_to_nobody_dead() {
+    let place = Place::new();
+    let [mut holder, mut first, mut second] = [place.open(), place.open(), place.open()];
+    for (store, claim) in [(&mut holder, 1), (&mut first, 2), (&mut second, 3)] {
+        store.enrol(id(claim));
+        store.ask(&key("job"), &ask(claim, true), soon()).expect("an answer");
+    }
+    drop((holder, second));
+    for claim in [1, 3] {
+        // A child that another test has just forked keeps it until it becomes its program.
+        let fifo = place.fifo(id(claim));
+        until("it is dead", || fs::OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&fifo).is_err());
+    }
+    let dropped = first.drop_claim(&key("job"), id(2), Duration::ZERO, soon());
+    assert!(matches!(dropped, Ok(Dropped::Held(_))), "{dropped:?}");
+    let state = record::state(&place.folder("job"));
+    assert!(state.holders.is_empty() && state.queue.is_empty(), "{state:?}");
 }
