@@ -251,12 +251,14 @@ impl<'a> Account<'a> {
 
     /// A signal that came before there was a command is all that became of the run, also where the grant crossed it.
     pub(super) fn exits(&mut self, exit: Exit) {
-        if matches!(exit, Exit::Signal(_)) && self.report.outcome == Outcome::Failed && !self.started {
-            if self.spawned {
-                self.ended_as(Outcome::Failed, "a signal came before the keeper had told of a start".into());
-            } else {
-                self.ended_as(Outcome::Interrupted, "a signal ended the wait".into());
+        let is_told = self.report.outcome != Outcome::Failed || self.report.why.is_some() || self.started;
+        match exit {
+            Exit::Signal(_) if !is_told && self.spawned => {
+                let why = "a signal came before the keeper told of the start; the command may have run";
+                self.ended_as(Outcome::Failed, why.into());
             }
+            Exit::Signal(_) if !is_told => self.ended_as(Outcome::Interrupted, "a signal ended the wait".into()),
+            _ => {}
         }
         self.report.code = exit.shown();
         self.report.signal = if let Exit::Signal(number) = exit { Some(number) } else { None };

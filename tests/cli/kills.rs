@@ -260,7 +260,7 @@ fn a_stop_signal_ends_a_start_that_a_stopped_keeper_does_not_get_to() {
     let holder = stage.run("job", &["--", "sh", "-c", "while ! [ -e go ]; do sleep 0.01; done"]).start();
     stage.held("job");
     let report = stage.path("report");
-    let args = ["--kill-after", "100ms", "--report", report.to_str().unwrap(), "--", "touch", "wrong"];
+    let args = ["--ttl", "5s", "--kill-after", "100ms", "--report", report.to_str().unwrap(), "--", "touch", "wrong"];
     let run = stage.run("job", &args).start();
     stage.waiting("job", 1);
     let keeper = children(&run.pid().to_string()).remove(0);
@@ -272,7 +272,11 @@ fn a_stop_signal_ends_a_start_that_a_stopped_keeper_does_not_get_to() {
     send(&keeper, Signal::SIGSTOP);
     std::fs::write(stage.path("go"), "").unwrap();
     holder.done().code(0);
-    until("it holds", || stage.held("job").record.contains(&format!("\"pid\":{}", run.pid())).then_some(()));
+    let pid = format!("\"pid\":{}", run.pid());
+    let granted = until("it holds", || Some(stage.held("job")).filter(|held| held.record.contains(&pid)));
+    // A signal that crosses the grant would be the end of a wait; a renewal comes long after the order to start. To confirm
+    // a window of 3 s alone makes the lease 2 s longer.
+    until("it is renewed", || (stage.held("job").until_ms > granted.until_ms + 3_000).then_some(()));
     run.signal(Signal::SIGTERM);
     run.done().died(Signal::SIGTERM);
     assert!(!is_alive(&keeper) && !stage.path("wrong").exists());

@@ -213,14 +213,15 @@ fn server_error(code: &str, detail: &str, at: &At<'_>) -> Fault {
 /// The server's words as they may be shown. Servers and proxies repeat what they did not understand, and in a greeting
 /// that is the password: what is not known to be harmless is left out there, and the password itself everywhere.
 fn said(code: &str, detail: &str, meaning: Meaning, at: &At<'_>) -> String {
-    let text = if code == "ERR" { words(detail) } else { format!("{} {}", words(code), words(detail)) };
-    let is_known = meaning != Meaning::Later { closes: false };
-    match at.password {
-        Some(password) if text.contains(password) || (at.wants == Wants::Greet && !is_known) => {
-            "its words are not shown, since they may repeat the password".to_owned()
+    if let Some(password) = at.password {
+        let is_known = meaning != Meaning::Later { closes: false };
+        // As a whole: what is cut off below could leave a part of it.
+        let text = format!("{code} {}", without_arguments(detail));
+        if text.contains(password) || (at.wants == Wants::Greet && !is_known) {
+            return "its words are not shown, since they may repeat the password".to_owned();
         }
-        _ => text,
     }
+    if code == "ERR" { words(detail) } else { format!("{} {}", words(code), words(detail)) }
 }
 
 /// What a server says of an unknown command, without the command's arguments.
@@ -374,8 +375,12 @@ mod tests {
         assert!(text.contains("WRONGPASS invalid") && text.ends_with("check the user and the password file"), "{text}");
         let text = told_of(Wants::Greet, None, false, known).trouble.to_string();
         assert!(text.contains("no password was given") && !text.contains("check"), "{text}");
-        let later = told_of(Wants::Look, Some("hunter2"), true, "-ERR a proxy's words, with 'hunter2' in them").trouble;
-        assert!(later.to_string().ends_with("its words are not shown, since they may repeat the password"), "{later}");
+        // In any phase, and also where the end of what is shown would cut it in two.
+        for before in ["a proxy's words, with ".to_owned(), "x".repeat(MOST_WORDS - 3)] {
+            let later = told_of(Wants::Look, Some("hunter2"), true, &format!("-ERR {before}hunter2 in them")).trouble;
+            let hidden = "its words are not shown, since they may repeat the password";
+            assert!(later.to_string().ends_with(hidden), "{later}");
+        }
         let noise =
             told_of(Wants::Look, Some("hunter2"), true, "-ERR Protocol error: unauthenticated multibulk length")
                 .trouble;

@@ -31,6 +31,12 @@ pub(crate) struct Overlap {
     pub(crate) judged: Option<String>,
 }
 
+impl Overlap {
+    fn of(earlier: &Life, later: &Life, from: Boot, to: Boot) -> Self {
+        Self { runs: (earlier.run, later.run), key: later.key, from, to, judged: later.judged.clone() }
+    }
+}
+
 /// The commands by their start. A line that cannot be read ends the test.
 pub(crate) fn read(text: &str) -> Vec<Life> {
     let mut lives: BTreeMap<usize, Life> = BTreeMap::new();
@@ -65,24 +71,12 @@ pub(crate) fn overlaps(lives: &[Life]) -> Vec<Overlap> {
         let together: Vec<_> = before.clone().filter(|life| life.to > later.from).collect();
         for earlier in &together {
             let (from, to) = (later.from, later.to.min(earlier.to));
-            found.push(Overlap {
-                runs: (earlier.run, later.run),
-                key: later.key,
-                from,
-                to,
-                judged: later.judged.clone(),
-            });
+            found.push(Overlap::of(earlier, later, from, to));
         }
         // Whoever was stopped wrote nothing, and was there.
         if let Some(earlier) = before.next_back().filter(|_| later.judged.is_some() && together.is_empty()) {
             let (from, to) = (later.from, later.from);
-            found.push(Overlap {
-                runs: (earlier.run, later.run),
-                key: later.key,
-                from,
-                to,
-                judged: later.judged.clone(),
-            });
+            found.push(Overlap::of(earlier, later, from, to));
         }
     }
     found

@@ -25,9 +25,9 @@
 //! # What is not promised, and so not made or not counted
 //!
 //! * FLUSHALL: the store loses what it acknowledged, so another may take the key while the old holder runs. Overlaps
-//!   are not counted within the ttl of the old holder after it; later ones are. Nor is it counted that one who was granted
-//!   the key before starts, within that ttl, after one who was granted it then: the resource refuses its token. Under a clock that goes back it is not
-//!   made at all: then not even the token would be promised.
+//!   are not counted within the ttl of the old holder after it; later ones are. Nor is it counted that one who was
+//!   granted the key before starts, within that ttl, after one who was granted it then: the resource refuses its token.
+//!   Under a clock that goes back it is not made at all: then not even the token would be promised.
 //! * rlock and its keeper are not both killed, nor is the keeper of an rlock that is stopped: one of them must run.
 //! * Nobody kills the first process alone while it has a child: after that run is over its children are not waited for.
 //! * The server's clock goes forward by less than the margin. A test of its own steps it further, and one lets commands
